@@ -1,0 +1,39 @@
+"""Mixed batching: every iteration decodes, and what is left of its budget prefills."""
+
+from __future__ import annotations
+
+from phasegate.policy.base import UNLIMITED, Decision, Plan, Snapshot, StepReport
+from phasegate.policy.capacity import Capacity
+from phasegate.policy.options import Options
+
+
+def mixed_plan(now: Snapshot, n: int, options: Options, kv_reserve: int = 0) -> Plan:
+    """Decode first, then chunked prefill up to the token budget, as vLLM does."""
+    budget = options.budget(now)
+    n = min(n, now.slots, budget)
+    admit = max(0, n - now.running)
+    if now.urgent:
+        admit = max(admit, 1)
+    if now.prefilling or (admit and now.waiting and not now.kv_blocked) or now.urgent:
+        return Plan(True, admit, max(0, budget - now.decoding), n, options.chunk, kv_reserve)
+    return Plan(True, 0, 0, n, repeat=UNLIMITED)
+
+
+class Mixed:
+    """Mixed batching, the default of every engine."""
+
+    def __init__(self, options: Options, capacity: Capacity, spec: str) -> None:
+        self._options, self._capacity, self.spec = options, capacity, spec
+
+    def plan(self, now: Snapshot) -> Plan:
+        """Decode everything, admit and prefill whatever fits."""
+        return mixed_plan(now, self._capacity.limit(now), self._options)
+
+    def observe(self, step: StepReport) -> None:
+        """Only the capacity learns."""
+        self._capacity.observe(step)
+
+    @property
+    def decision(self) -> Decision:
+        """Mode "mixed"."""
+        return Decision("mixed", None, self._capacity.n)

@@ -1,0 +1,77 @@
+"""Exclusive phases: decode until k of N slots are free, then prefill alone (THEORY section 5)."""
+
+from __future__ import annotations
+
+from phasegate.policy.base import NEVER, UNLIMITED, Plan, Snapshot, StepReport
+from phasegate.policy.options import Options
+
+
+class ExclusivePhases:
+    """The state machine behind every exclusive policy. No iteration holds prefill and decode (I8).
+
+    A refill starts when
+      - nothing decodes, or
+      - min(q, N-n)*(N-k) >= n*k: k of N slots are free, or at light load the same share of
+        those that are in use (q waiting, n running), or
+      - a request that had a slot and KV was held back for `max_hold`, or
+      - a more urgent request waits.
+    It admits min(q, N-n) requests and prefills them to their end. If KV stops it short, "k free"
+    is measured against the number that did fit, until a refill is not stopped any more.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._quota = 0  # requests that the current refill may still admit
+        self._held_since = NEVER
+        self._fit = UNLIMITED  # running requests when KV last stopped a refill
+
+    def plan(self, now: Snapshot, k: int, n: int) -> Plan:
+        """Decide one iteration for threshold `k` of `n` slots."""
+        options = self._options
+        budget = options.budget(now)
+        n = min(n, now.slots, budget)
+        running = now.running
+        room = n - running
+        can_admit = now.waiting > 0 and not now.kv_blocked
+
+        if now.prefilling or (self._quota > 0 and can_admit and room > 0):
+            return Plan(False, min(self._quota, max(room, 0)), budget, n, options.chunk)
+
+        if can_admit and (now.urgent or self._refill(now, k, n)):
+            if running and now.head(1)[0] > now.kv_free:
+                self._fit = running
+            else:
+                self._held_since = NEVER
+                self._quota = max(min(now.waiting, room), 1 if now.urgent else 0)
+                if self._quota > 0:
+                    return Plan(False, self._quota, budget, n, options.chunk)
+        self._quota = 0
+        review = self._held_since + options.max_hold
+        return Plan(True, 0, 0, n, repeat=UNLIMITED, review_at=review)
+
+    def _refill(self, now: Snapshot, k: int, n: int) -> bool:
+        """Whether the decode phase ends here."""
+        running = now.running
+        if not running:
+            return True
+        fit = min(n, self._fit)
+        k = max(1, round(k * fit / n)) if fit < n else min(k, n)
+        free = min(now.waiting, fit - running)
+        if free <= 0:
+            self._held_since = NEVER
+            return False
+        if free * (fit - k) >= running * k:
+            return True
+        if self._held_since == NEVER:
+            self._held_since = now.now
+        return now.now - self._held_since >= self._options.max_hold
+
+    def observe(self, step: StepReport) -> None:
+        """Follow what was admitted, and where KV stopped it."""
+        if step.admitted:
+            self._quota = max(0, self._quota - step.admitted)
+        if step.kv_blocked and self._quota:
+            self._fit = max(step.slots_busy, 1)
+            self._quota = 0
+        elif step.admitted:
+            self._fit = UNLIMITED

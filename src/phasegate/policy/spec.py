@@ -1,0 +1,263 @@
+"""Policy spec strings: `name` or `name:option=value,option=value`.
+
+    mixed    mixed:n=safe    exclusive:k=16    exclusive:theta=0.3,max_hold=1    static:n=8
+
+One table names every policy with its options; parsing, checking, help texts and building follow
+from it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from phasegate.cost.model import CostModel
+from phasegate.errors import PolicyError
+from phasegate.policy.base import NEVER, UNLIMITED, Policy
+from phasegate.policy.capacity import Capacity, FixedCapacity, MemorySafeCapacity
+from phasegate.policy.exclusive import Exclusive
+from phasegate.policy.hybrid import Hybrid, PaperHybrid
+from phasegate.policy.mixed import Mixed
+from phasegate.policy.options import Options
+from phasegate.policy.static import Static
+from phasegate.policy.threshold import PaperThreshold, Threshold
+from phasegate.policy.traffic import Traffic
+from phasegate.scheduler.limits import Limits
+
+Value = int | float | str
+Values = dict[str, Value]
+
+SAFE = "safe"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: its help text, its default in words, and how to read its value."""
+
+    help: str
+    default: str
+    read: Callable[[str], Value]
+
+
+@dataclass(frozen=True)
+class PolicyKind:
+    """One policy: what it does, its own options, and how it is built."""
+
+    summary: str
+    options: dict[str, Option]
+    build: Callable[[Values, CostModel, Limits, str], Policy]
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("must be a whole number of at least 1")
+    return value
+
+
+def _slots(text: str) -> Value:
+    return SAFE if text == SAFE else _count(text)
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value <= 1.0:
+        raise ValueError("must be above 0 and at most 1")
+    return value
+
+
+def _probability(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value < 0.5:
+        raise ValueError("must be above 0 and below 0.5")
+    return value
+
+
+def _seconds(text: str) -> float:
+    if text == "none":
+        return NEVER
+    value = float(text)
+    if not value >= 0.0 or value == NEVER:
+        raise ValueError("must be a number of seconds, or none")
+    return value
+
+
+def _rule(text: str) -> str:
+    if text not in ("ours", "paper"):
+        raise ValueError("must be ours or paper")
+    return text
+
+
+MAX_HOLD = 2.0
+"""Default guard of the exclusive policies, seconds."""
+
+_N = "the most running requests, or `safe`: as many as fit KV by the traffic seen"
+SHARED = {
+    "n": Option(_N, "the engine's slots", _slots),
+    "token_budget": Option("the most tokens in one iteration", "the engine's budget", _count),
+    "chunk": Option("longest prompt slice of one request per iteration", "no limit", _count),
+}
+_HOLD = {
+    "max_hold": Option(
+        "longest time a request is held back although it has room, seconds, or none",
+        f"{MAX_HOLD:g}",
+        _seconds,
+    )
+}
+_EPS = {"eps": Option("accepted probability that KV overflows (with n=safe)", "0.01", _probability)}
+_RULE = {"rule": Option("`ours`, or `paper` for arXiv 2606.00516 to the letter", "ours", _rule)}
+
+
+def _options(values: Values) -> Options:
+    n = values.get("n", UNLIMITED)
+    return Options(
+        n=UNLIMITED if n == SAFE else int(n),
+        token_budget=int(values.get("token_budget", UNLIMITED)),
+        chunk=int(values.get("chunk", UNLIMITED)),
+        max_hold=float(values.get("max_hold", MAX_HOLD)),
+    )
+
+
+def _capacity(values: Values, options: Options, limits: Limits, traffic: Traffic) -> Capacity:
+    if values.get("n") == SAFE:
+        return MemorySafeCapacity(traffic, limits.page, float(values.get("eps", 0.01)))
+    return FixedCapacity(options.n)
+
+
+def _build_static(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
+    if values.get("n") == SAFE:
+        raise PolicyError(f"{spec!r}: option n=safe is not for static batching; give a number")
+    return Static(_options(values), spec)
+
+
+def _build_mixed(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
+    options = _options(values)
+    return Mixed(options, _capacity(values, options, limits, Traffic()), spec)
+
+
+def _build_exclusive(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
+    if "k" in values and "theta" in values:
+        raise PolicyError(f"{spec!r}: options k and theta contradict each other; give one of them")
+    options = _options(values)
+    k = int(values["k"]) if "k" in values else None if "theta" in values else 1
+    if k is not None and k > options.n:
+        raise PolicyError(f"{spec!r}: k={k} is more than n={options.n}; lower k or raise n")
+    theta = float(values["theta"]) if "theta" in values else None
+    capacity = _capacity(values, options, limits, Traffic())
+    return Exclusive(options, capacity, k, theta, spec)
+
+
+def _build_threshold(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
+    values = {"n": SAFE, **values}
+    options = _options(values)
+    if values.get("rule") == "paper":
+        n = None if values["n"] == SAFE else options.n
+        return PaperThreshold(options, cost, n, float(values.get("eps", 0.01)), spec)
+    traffic = Traffic()
+    return Threshold(options, cost, _capacity(values, options, limits, traffic), traffic, spec)
+
+
+def _build_hybrid(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
+    values = {"n": SAFE, **values}
+    options = _options(values)
+    if values.get("rule") == "paper":
+        n = None if values["n"] == SAFE else options.n
+        return PaperHybrid(options, cost, n, float(values.get("eps", 0.01)), spec)
+    traffic = Traffic()
+    return Hybrid(options, cost, _capacity(values, options, limits, traffic), traffic, spec)
+
+
+_SAFE_N = {"n": Option(_N, SAFE, _slots)}
+
+POLICIES: dict[str, PolicyKind] = {
+    "static": PolicyKind(
+        "n requests are bound together until the last of them has finished",
+        {**SHARED, "n": Option("requests per batch", "the engine's slots", _count)},
+        _build_static,
+    ),
+    "mixed": PolicyKind(
+        "decode first, chunked prefill in what is left of the token budget (every engine's "
+        "default)",
+        {**SHARED, **_EPS},
+        _build_mixed,
+    ),
+    "exclusive": PolicyKind(
+        "EB(k): decode until k of N slots are free, then prefill alone",
+        {
+            "k": Option("freed slots that start a refill", "1", _count),
+            "theta": Option("the same as a share of N", "unset", _share),
+            **SHARED,
+            **_HOLD,
+            **_EPS,
+        },
+        _build_exclusive,
+    ),
+    "threshold": PolicyKind(
+        "EB(k*): exclusive, with k* and a memory-safe N from the traffic as it comes",
+        {**SHARED, **_SAFE_N, **_HOLD, **_EPS, **_RULE},
+        _build_threshold,
+    ),
+    "hybrid": PolicyKind(
+        "EB+: mixed or EB(k*), whichever the cost model says is faster for the traffic seen",
+        {**SHARED, **_SAFE_N, **_HOLD, **_EPS, **_RULE},
+        _build_hybrid,
+    ),
+}
+"""Every policy by name."""
+
+
+def parse_spec(spec: str) -> tuple[str, Values]:
+    """Split a spec string into the policy's name and its option values.
+
+    Raises PolicyError, in one line, for an unknown policy or option, a value that cannot be read,
+    or an option given twice.
+    """
+    name, _, rest = spec.strip().partition(":")
+    name = name.strip()
+    if name not in POLICIES:
+        raise PolicyError(
+            f"policy {name!r} is unknown;{_guess(name, POLICIES)} choose from {', '.join(POLICIES)}"
+        )
+    options = POLICIES[name].options
+    values: Values = {}
+    for item in rest.split(",") if rest.strip() else ():
+        key, equals, text = (part.strip() for part in item.partition("="))
+        if not equals or not key or not text:
+            raise PolicyError(f"policy {spec!r}: {item.strip()!r} is not option=value")
+        if key not in options:
+            raise PolicyError(
+                f"policy {spec!r}: option {key!r} is unknown;{_guess(key, options)} "
+                f"{name} takes {', '.join(options)}"
+            )
+        if key in values:
+            raise PolicyError(f"policy {spec!r}: option {key!r} is given twice; keep one")
+        try:
+            values[key] = options[key].read(text)
+        except ValueError as error:
+            reason = str(error)
+            if not reason.startswith("must"):
+                reason = "is not a number"
+            raise PolicyError(
+                f"policy {spec!r}: {key}={text} {reason} ({options[key].help})"
+            ) from None
+    return name, values
+
+
+def build_policy(spec: str, cost: CostModel, limits: Limits) -> Policy:
+    """Build a fresh policy from its spec string.
+
+    Args:
+        spec: see `parse_spec`.
+        cost: what an iteration costs; the policies that choose by cost read it.
+        limits: of the engine it will drive.
+
+    Raises PolicyError, in one line, if the spec is wrong or contradicts itself.
+    """
+    name, values = parse_spec(spec)
+    return POLICIES[name].build(values, cost, limits, spec.strip())
+
+
+def _guess(word: str, known: dict[str, PolicyKind] | dict[str, Option]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f" did you mean {close[0]}?" if close else ""
