@@ -1,0 +1,125 @@
+"""What to choose and why, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from phasegate.report.metrics import BY_PATH, duration, figures
+from phasegate.report.summary import RunSummary
+
+SAME = 0.01
+"""Throughputs within 1 % count as equal: then latency decides."""
+
+BASELINE = "mixed"
+"""What most servers do today, hence what others are compared with."""
+
+_CLEARLY = 0.9
+"""Another policy is named if its latency is below this share of the choice's ..."""
+
+_COMPARABLE = 0.9
+"""... and its throughput above this share: an empty server is quick, but no alternative."""
+
+_LATENCIES = (("mean E2E", "e2e_s.mean"), ("mean TTFT", "ttft_s.mean"), ("ITL P99", "itl_s.p99"))
+
+
+def verdict(runs: Sequence[RunSummary]) -> str:
+    """What to choose and why; compares with `mixed` if it is among the runs."""
+    served = [run for run in runs if run["requests"]["finished"] and _throughput(run)]
+    if not served:
+        return (
+            "No request finished: prompt and output do not fit into the KV cache, or all aborted."
+        )
+    top = max(_throughput(run) for run in served)
+    equal = [run for run in served if _throughput(run) >= top * (1 - SAME)]
+    best = min(equal, key=lambda run: run["e2e_s"]["mean"] or 0.0)
+    if len(served) == 1:
+        return f"{best['policy']} serves {_rate(best)}: {_latencies(best)}.{_caveats(best)}"
+    other = _compared_with(best, served)
+    if len(equal) == 1:
+        gain = _more(_throughput(best) / _throughput(other))
+        text = f"{best['policy']} serves most: {_rate(best)}, {gain} {other['policy']}; "
+    elif len(equal) == len(served):
+        same = f"All serve {_rate(best)} within {SAME * 100:.0f} %"
+        text = f"{same}; {best['policy']} ends requests soonest: "
+    else:
+        names = _join([run["policy"] for run in equal])
+        text = f"{names} serve most: {_rate(best)}; {best['policy']} ends requests sooner: "
+    text += f"{_latencies(best, other)}."
+    return text + _others(best, served) + _caveats(best)
+
+
+def _throughput(run: RunSummary) -> float:
+    return run["throughput"]["requests_s"] or 0.0
+
+
+def _rate(run: RunSummary) -> str:
+    tokens = run["throughput"]["total_tokens_s"] or 0.0
+    return f"{figures(_throughput(run))} requests/s ({figures(tokens)} tokens/s)"
+
+
+def _compared_with(best: RunSummary, runs: Sequence[RunSummary]) -> RunSummary:
+    """`mixed` if there is one, else the next best in throughput."""
+    rest = [run for run in runs if run is not best]
+    plain = [run for run in rest if run["policy"].split(":")[0] == BASELINE]
+    return plain[0] if plain else max(rest, key=_throughput)
+
+
+def _latencies(run: RunSummary, other: RunSummary | None = None) -> str:
+    """The latencies that matter; with those of `other` in brackets."""
+    parts: list[str] = []
+    for name, path in _LATENCIES:
+        mine = BY_PATH[path].read(run)
+        if mine is None:
+            continue
+        part = f"{name} {duration(mine)}"
+        if other and (theirs := BY_PATH[path].read(other)) is not None:
+            whose = "" if parts else f"{other['policy']} "
+            part += f" ({whose}{duration(theirs)})"
+        parts.append(part)
+    return ", ".join(parts)
+
+
+def _others(best: RunSummary, runs: Sequence[RunSummary]) -> str:
+    """Policies that are clearly better than the choice in one respect."""
+    text = ""
+    for words, name, path in (
+        ("Quickest first token", "mean TTFT", "ttft_s.mean"),
+        ("Steadiest tokens", "ITL P99", "itl_s.p99"),
+    ):
+        read = BY_PATH[path].read
+        mine = read(best)
+        if mine is None:
+            continue
+        lead = min(
+            (
+                run
+                for run in runs
+                if read(run) is not None and _throughput(run) >= _COMPARABLE * _throughput(best)
+            ),
+            key=read,
+        )
+        if read(lead) < _CLEARLY * mine:
+            text += f" {words}: {lead['policy']} ({name} {duration(read(lead))})."
+    return text
+
+
+def _caveats(run: RunSummary) -> str:
+    requests = run["requests"]
+    text = ""
+    for word, count in (("rejected", requests["rejected"]), ("aborted", requests["aborted"])):
+        if count:
+            text += f" {count:,} of {requests['submitted']:,} requests were {word}."
+    if run["preemptions"] > 0.01 * requests["submitted"]:
+        text += f" It preempted {run['preemptions']:,} times: the KV cache is short."
+    return text
+
+
+def _more(ratio: float) -> str:
+    if ratio >= 2:
+        return f"{ratio:.1f}x"
+    percent = (ratio - 1) * 100
+    return f"{percent:.0f} % more than" if percent >= 10 else f"{percent:.1f} % more than"
+
+
+def _join(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
