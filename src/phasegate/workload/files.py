@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from phasegate.errors import WorkloadError
 
@@ -24,7 +25,7 @@ _BINARY_MAGIC = {
 
 
 @contextmanager
-def open_text(path: str | Path) -> Iterator[io.TextIOBase]:
+def open_text(path: str | Path) -> Iterator[TextIO]:
     """The text of a UTF-8 file, gzipped if its first bytes say so, without a byte order mark.
 
     Whatever goes wrong with the file while the context is open becomes a WorkloadError that
@@ -32,8 +33,7 @@ def open_text(path: str | Path) -> Iterator[io.TextIOBase]:
     """
     try:
         with open(path, "rb") as raw:
-            start = raw.read(8)
-            raw.seek(0)
+            start = raw.peek(8)  # not seek: the path may be a pipe
             if not start:
                 raise WorkloadError(f"{path}: the file is empty")
             for magic, what in _BINARY_MAGIC.items():

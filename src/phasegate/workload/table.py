@@ -131,9 +131,11 @@ class RequestTable:
         label = f"{self.label} x{format_number(rate_scale)}"
         return replace(self, label=label, arrival=times / rate_scale)
 
-    def at_rate(self, rate: float, cv: float = 1.0, seed: int = 0) -> RequestTable:
+    def at_rate(self, rate: float, burst: float = 1.0, seed: int = 0) -> RequestTable:
         """The same lengths in the same order with new arrivals (see arrivals.OpenLoop)."""
-        gaps = OpenLoop(rate, cv).gaps(np.random.default_rng(_checked_seed(seed)), len(self))
+        if seed < 0:
+            raise WorkloadError(f"seed={seed}: has to be 0 or more")
+        gaps = OpenLoop(rate, burst).gaps(np.random.default_rng(seed), len(self))
         label = f"{self.label}, {format_number(rate)} requests/s"
         return replace(self, label=label, arrival=np.cumsum(gaps), loop=None)
 
@@ -181,9 +183,3 @@ def _whole(name: str, values: ArrayLike, n: int | None = None) -> Lengths:
     elif array.ndim != 1:
         raise WorkloadError(f"{name}: needs a flat list of numbers")
     return array.astype(np.int64)
-
-
-def _checked_seed(seed: int) -> int:
-    if seed < 0:
-        raise WorkloadError(f"seed={seed}: has to be 0 or more")
-    return seed
