@@ -1,0 +1,128 @@
+"""One cycle of EB(k): a decode phase that frees slots, then the prefill phase that refills them.
+
+In phasegate, as in vLLM, the prefill of a request produces its first token, so a request with
+`output` tokens takes part in output - 1 decode iterations. The formulas below count that way.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+from phasegate.theory.lengths import FloatArray, LengthLaw
+
+_TAUS_PER_LAW = 48
+_LAW_SIZE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """Means over one cycle, one value per threshold k.
+
+    Attributes:
+        freed: slots that are free when the decode phase ends (at least k: several requests may
+            finish in the same iteration).
+        decode_iterations: tau, length of the decode phase.
+        prefill_iterations: iterations that prefill the freed slots within the token budget.
+    """
+
+    freed: FloatArray
+    decode_iterations: FloatArray
+    prefill_iterations: FloatArray
+
+
+def cycle(
+    k: FloatArray,
+    n: int,
+    mean_output: float,
+    *,
+    law: LengthLaw | None = None,
+    memoryless: bool = False,
+    mean_prompt: float = 0.0,
+    prompt_std: float = 0.0,
+    token_budget: float = math.inf,
+) -> Cycle:
+    """The steady-state cycle for each threshold in `k` (1..n), waiting requests plentiful.
+
+    Args:
+        k: thresholds, freed slots that trigger a refill.
+        n: slots.
+        mean_output: output tokens per request, the first one included.
+        law: law of the output lengths; the renewal-reward form is then used for tau.
+        memoryless: without a law, take tau for geometric lengths instead of the insensitive
+            form (see `decode_phase`).
+        mean_prompt, prompt_std: prompt tokens per request; 0: a prefill takes one iteration.
+        token_budget: B, tokens per iteration.
+    """
+    decodes = max(mean_output - 1.0, 1e-9)
+    tau = decode_phase(k, n, decodes, law=law, memoryless=memoryless)
+    # The slot count jumps by several per iteration when many requests finish at once. For
+    # Poisson-like jumps of mean `jump` the crossing overshoots by jump/2, and a phase of one
+    # iteration already frees a whole jump.
+    jump = n / (decodes + 0.5)
+    freed = np.minimum(np.maximum(k + k / (2.0 * np.maximum(tau, k / jump)), jump), float(n))
+    tau = np.maximum(decode_phase(freed, n, decodes, law=law, memoryless=memoryless), 1.0)
+    per_step = freed / tau
+    variance = freed * prompt_std**2 + (per_step / 2 + per_step**2 / 12) * mean_prompt**2
+    return Cycle(freed, tau, prefill_iterations(freed * mean_prompt, variance, token_budget))
+
+
+def decode_phase(
+    freed: FloatArray,
+    n: int,
+    decodes: float,
+    *,
+    law: LengthLaw | None = None,
+    memoryless: bool = False,
+) -> FloatArray:
+    """tau, the decode iterations after which `freed` of n slots are free (THEORY section 2).
+
+    Fluid steady state: freed/n = 1 / sum_j S(j*tau). Without a law the sum is taken as
+    decodes/tau + 1/2, which holds for every law as long as tau is small against `decodes`
+    (insensitive form), or as for geometric lengths (`memoryless`).
+
+    Args:
+        freed: slots, each 0 < freed <= n.
+        n: slots.
+        decodes: mean decode iterations per request.
+    """
+    if law is not None:
+        small = law.shifted(-1.0).compress(_LAW_SIZE)
+        taus = np.geomspace(0.25, max(1.0, float(small.values[-1])), _TAUS_PER_LAW)
+        share = 1.0 / np.maximum(small.cycles(taus), 1e-9)
+        # A long tail outlasts any tau: beyond the last one, nothing more is freed.
+        tau: FloatArray = np.interp(freed, n * np.maximum.accumulate(share), taus)
+        first = n * share[0]
+        return np.where(freed < first, taus[0] * freed / first, tau)
+    if memoryless:
+        return -decodes * np.log1p(-np.minimum(freed / n, 1.0 - 0.5 / n))
+    result: FloatArray = decodes / (n / freed - 0.5)
+    return result
+
+
+def prefill_iterations(tokens: FloatArray, variance: FloatArray, token_budget: float) -> FloatArray:
+    """E[ceil(S/B)] for a prompt total S of mean `tokens` and `variance`; at least 1.
+
+    With S spread over a third of the budget or more, the ceil averages out to S/B + 1/2.
+
+    Args:
+        tokens: mean of S, tokens.
+        variance: variance of S, tokens^2.
+        token_budget: B, tokens per iteration.
+    """
+    if math.isinf(token_budget):
+        return np.ones_like(tokens)
+    load = tokens / token_budget
+    spread = np.sqrt(variance) / token_budget
+    first = np.floor(load) - 1.0
+    edges = first[:, None] + np.arange(4.0)[None, :]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        beyond = ndtr((load[:, None] - edges) / spread[:, None])
+    exact = spread[:, None] == 0
+    beyond = np.where(exact, load[:, None] > edges + 1e-9, beyond)
+    sharp = first + beyond.sum(axis=1)
+    result: FloatArray = np.maximum(np.where(spread < 0.35, sharp, load + 0.5), 1.0)
+    return result
