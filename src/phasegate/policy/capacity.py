@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from phasegate.policy.base import Snapshot, StepReport
+from phasegate.policy.base import Snapshot
+from phasegate.policy.traffic import TrafficMonitor
+from phasegate.theory.memory import memory_safe_n
 
 
 class Capacity(Protocol):
@@ -15,10 +17,6 @@ class Capacity(Protocol):
 
     def limit(self, now: Snapshot) -> int:
         """N for the next iteration, within the engine's slots."""
-        ...
-
-    def observe(self, step: StepReport) -> None:
-        """Learn from a finished step."""
         ...
 
 
@@ -34,5 +32,21 @@ class FixedCapacity:
         self.n = min(self._n, now.slots, now.token_budget)
         return self.n
 
-    def observe(self, step: StepReport) -> None:
-        """Nothing to learn."""
+
+class MemorySafeCapacity:
+    """The largest N whose KV need stays within capacity with probability 1 - eps (THEORY 3)."""
+
+    def __init__(self, monitor: TrafficMonitor, page: int, eps: float) -> None:
+        self._monitor, self._page, self._eps = monitor, page, eps
+        self._version = -1
+        self.n = 1
+
+    def limit(self, now: Snapshot) -> int:
+        """N by the traffic seen so far, within the engine's slots."""
+        monitor = self._monitor
+        if monitor.version != self._version or not monitor.version:
+            self._version = monitor.version
+            load = monitor.slot_load(self._page)
+            safe = memory_safe_n(load, now.kv_capacity, self._eps)
+            self.n = min(safe, now.slots, now.token_budget)
+        return self.n

@@ -6,16 +6,24 @@ from phasegate.policy.base import Decision, Plan, Snapshot, StepReport
 from phasegate.policy.capacity import Capacity
 from phasegate.policy.options import Options
 from phasegate.policy.phases import ExclusivePhases
+from phasegate.policy.traffic import TrafficMonitor
 
 
 class Exclusive:
     """Decode until k of N slots are free, then prefill alone; k fixed, or a share theta of N."""
 
     def __init__(
-        self, options: Options, capacity: Capacity, k: int | None, theta: float | None, spec: str
+        self,
+        options: Options,
+        capacity: Capacity,
+        monitor: TrafficMonitor | None,
+        k: int | None,
+        theta: float | None,
+        spec: str,
     ) -> None:
         self._phases = ExclusivePhases(options)
-        self._capacity, self._k, self._theta, self.spec = capacity, k, theta, spec
+        self._capacity, self._monitor = capacity, monitor
+        self._k, self._theta, self.spec = k, theta, spec
 
     def _threshold(self, n: int) -> int:
         if self._theta is not None:
@@ -28,9 +36,10 @@ class Exclusive:
         return self._phases.plan(now, self._threshold(n), n)
 
     def observe(self, step: StepReport) -> None:
-        """Phases and capacity follow what happened."""
+        """Follow the phases, and the traffic if the capacity depends on it."""
         self._phases.observe(step)
-        self._capacity.observe(step)
+        if self._monitor is not None:
+            self._monitor.observe(step)
 
     @property
     def decision(self) -> Decision:

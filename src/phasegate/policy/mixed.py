@@ -5,6 +5,7 @@ from __future__ import annotations
 from phasegate.policy.base import UNLIMITED, Decision, Plan, Snapshot, StepReport
 from phasegate.policy.capacity import Capacity
 from phasegate.policy.options import Options
+from phasegate.policy.traffic import TrafficMonitor
 
 
 def mixed_plan(now: Snapshot, n: int, options: Options, kv_reserve: int = 0) -> Plan:
@@ -22,16 +23,20 @@ def mixed_plan(now: Snapshot, n: int, options: Options, kv_reserve: int = 0) -> 
 class Mixed:
     """Mixed batching, the default of every engine."""
 
-    def __init__(self, options: Options, capacity: Capacity, spec: str) -> None:
-        self._options, self._capacity, self.spec = options, capacity, spec
+    def __init__(
+        self, options: Options, capacity: Capacity, monitor: TrafficMonitor | None, spec: str
+    ) -> None:
+        self._options, self._capacity, self._monitor = options, capacity, monitor
+        self.spec = spec
 
     def plan(self, now: Snapshot) -> Plan:
         """Decode everything, admit and prefill whatever fits."""
         return mixed_plan(now, self._capacity.limit(now), self._options)
 
     def observe(self, step: StepReport) -> None:
-        """Only the capacity learns."""
-        self._capacity.observe(step)
+        """Follow the traffic, if the capacity depends on it."""
+        if self._monitor is not None:
+            self._monitor.observe(step)
 
     @property
     def decision(self) -> Decision:

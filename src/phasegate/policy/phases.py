@@ -25,8 +25,15 @@ class ExclusivePhases:
         self._held_since = NEVER
         self._fit = UNLIMITED  # running requests when KV last stopped a refill
 
-    def plan(self, now: Snapshot, k: int, n: int) -> Plan:
-        """Decide one iteration for threshold `k` of `n` slots."""
+    def plan(self, now: Snapshot, k: int, n: int, of: int | None = None) -> Plan:
+        """Decide one iteration.
+
+        Args:
+            now: the state.
+            k: threshold, freed slots ...
+            n: N, slots.
+            of: ... of so many (default n; fewer when fewer requests are in the system).
+        """
         options = self._options
         budget = options.budget(now)
         n = min(n, now.slots, budget)
@@ -37,7 +44,7 @@ class ExclusivePhases:
         if now.prefilling or (self._quota > 0 and can_admit and room > 0):
             return Plan(False, min(self._quota, max(room, 0)), budget, n, options.chunk)
 
-        if can_admit and (now.urgent or self._refill(now, k, n)):
+        if can_admit and (now.urgent or self._refill(now, k, n, min(of or n, n))):
             if running and now.head(1)[0] > now.kv_free:
                 self._fit = running
             else:
@@ -49,18 +56,19 @@ class ExclusivePhases:
         review = self._held_since + options.max_hold
         return Plan(True, 0, 0, n, repeat=UNLIMITED, review_at=review)
 
-    def _refill(self, now: Snapshot, k: int, n: int) -> bool:
+    def _refill(self, now: Snapshot, k: int, n: int, of: int) -> bool:
         """Whether the decode phase ends here."""
         running = now.running
         if not running:
             return True
         fit = min(n, self._fit)
-        k = max(1, round(k * fit / n)) if fit < n else min(k, n)
+        slots = min(of, fit)
+        k = max(1, round(k * slots / of)) if slots < of else min(k, of)
         free = min(now.waiting, fit - running)
         if free <= 0:
             self._held_since = NEVER
             return False
-        if free * (fit - k) >= running * k:
+        if free * (slots - k) >= running * k:
             return True
         if self._held_since == NEVER:
             self._held_since = now.now

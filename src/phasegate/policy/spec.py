@@ -17,12 +17,13 @@ from phasegate.errors import PolicyError
 from phasegate.policy.base import NEVER, UNLIMITED, Policy
 from phasegate.policy.capacity import Capacity, FixedCapacity, MemorySafeCapacity
 from phasegate.policy.exclusive import Exclusive
-from phasegate.policy.hybrid import Hybrid, PaperHybrid
+from phasegate.policy.hybrid import Hybrid
 from phasegate.policy.mixed import Mixed
 from phasegate.policy.options import Options
+from phasegate.policy.paper import PaperHybrid, PaperThreshold
 from phasegate.policy.static import Static
-from phasegate.policy.threshold import PaperThreshold, Threshold
-from phasegate.policy.traffic import Traffic
+from phasegate.policy.threshold import Threshold
+from phasegate.policy.traffic import TrafficMonitor
 from phasegate.scheduler.limits import Limits
 
 Value = int | float | str
@@ -119,9 +120,11 @@ def _options(values: Values) -> Options:
     )
 
 
-def _capacity(values: Values, options: Options, limits: Limits, traffic: Traffic) -> Capacity:
-    if values.get("n") == SAFE:
-        return MemorySafeCapacity(traffic, limits.page, float(values.get("eps", 0.01)))
+def _capacity(
+    values: Values, options: Options, limits: Limits, monitor: TrafficMonitor | None
+) -> Capacity:
+    if monitor is not None and values.get("n") == SAFE:
+        return MemorySafeCapacity(monitor, limits.page, float(values.get("eps", 0.01)))
     return FixedCapacity(options.n)
 
 
@@ -133,7 +136,8 @@ def _build_static(values: Values, cost: CostModel, limits: Limits, spec: str) ->
 
 def _build_mixed(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
     options = _options(values)
-    return Mixed(options, _capacity(values, options, limits, Traffic()), spec)
+    monitor = TrafficMonitor() if values.get("n") == SAFE else None
+    return Mixed(options, _capacity(values, options, limits, monitor), monitor, spec)
 
 
 def _build_exclusive(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
@@ -144,8 +148,9 @@ def _build_exclusive(values: Values, cost: CostModel, limits: Limits, spec: str)
     if k is not None and k > options.n:
         raise PolicyError(f"{spec!r}: k={k} is more than n={options.n}; lower k or raise n")
     theta = float(values["theta"]) if "theta" in values else None
-    capacity = _capacity(values, options, limits, Traffic())
-    return Exclusive(options, capacity, k, theta, spec)
+    monitor = TrafficMonitor() if values.get("n") == SAFE else None
+    capacity = _capacity(values, options, limits, monitor)
+    return Exclusive(options, capacity, monitor, k, theta, spec)
 
 
 def _build_threshold(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
@@ -154,8 +159,8 @@ def _build_threshold(values: Values, cost: CostModel, limits: Limits, spec: str)
     if values.get("rule") == "paper":
         n = None if values["n"] == SAFE else options.n
         return PaperThreshold(options, cost, n, float(values.get("eps", 0.01)), spec)
-    traffic = Traffic()
-    return Threshold(options, cost, _capacity(values, options, limits, traffic), traffic, spec)
+    monitor = TrafficMonitor()
+    return Threshold(options, cost, _capacity(values, options, limits, monitor), monitor, spec)
 
 
 def _build_hybrid(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
@@ -164,8 +169,8 @@ def _build_hybrid(values: Values, cost: CostModel, limits: Limits, spec: str) ->
     if values.get("rule") == "paper":
         n = None if values["n"] == SAFE else options.n
         return PaperHybrid(options, cost, n, float(values.get("eps", 0.01)), spec)
-    traffic = Traffic()
-    return Hybrid(options, cost, _capacity(values, options, limits, traffic), traffic, spec)
+    monitor = TrafficMonitor()
+    return Hybrid(options, cost, _capacity(values, options, limits, monitor), monitor, spec)
 
 
 _SAFE_N = {"n": Option(_N, SAFE, _slots)}
