@@ -32,6 +32,7 @@ class Hybrid:
         self._rule = ThresholdRule(cost, monitor)
         self._switch = ModeSwitch()
         self._version = 0
+        self._guessed = False
         self.spec = spec
 
     def plan(self, now: Snapshot) -> Plan:
@@ -39,18 +40,24 @@ class Hybrid:
         n = self._capacity.limit(now)
         budget = self._options.budget(now)
         self._rule.update(n, budget)
-        if self._monitor.version != self._version:
-            self._version = self._monitor.version
-            self._switch.weigh(self._gain(budget), self._monitor.completions)
+        monitor = self._monitor
+        if monitor.version != self._version:
+            self._version = monitor.version
+            gain = self._gain(self._rule.of, self._rule.k, budget)
+            self._switch.weigh(gain, monitor.completions)
+        elif not self._guessed and monitor.in_system > 0.0:
+            self._guessed = True
+            of = min(n, max(1, round(monitor.in_system)))
+            self._switch.guess(self._gain(of, max(1, self._rule.k * of // n), budget))
         if self._switch.exclusive:
             return self._phases.plan(now, self._rule.k, n, self._rule.of)
         return mixed_plan(now, n, self._options)
 
-    def _gain(self, budget: int) -> float:
-        """Relative throughput gain of EB(k*) over mixed batching, by the cost model."""
+    def _gain(self, of: int, k: int, budget: int) -> float:
+        """Relative throughput gain of EB(k) over mixed batching with `of` requests in the
+        system, by the cost model."""
         traffic = self._monitor.traffic()
-        of = self._rule.of
-        exclusive = exclusive_rate(self._cost, of, self._rule.k, traffic, budget)
+        exclusive = exclusive_rate(self._cost, of, k, traffic, budget)
         mixed = mixed_rate(self._cost, of, traffic, budget)
         return exclusive / mixed - 1.0
 

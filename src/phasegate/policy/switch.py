@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 BAND = 0.02
-"""The other mode has to be better by this share before we switch."""
+"""The advantages of the other mode have to add up to this before we switch ..."""
 
-COOLDOWN = 300
-"""Completions between two switches."""
+DRIFT = 0.0025
+"""... each less what noise alone may show. (A one-sided CUSUM test: a clear gain switches at
+once, a small one after some evaluations, and around zero nothing happens.)"""
 
-EVIDENCE = 32
+EVIDENCE = 24
 """Completions before the first choice."""
+
+CLEAR = 0.05
+"""A gain that is believed before there are any completions."""
 
 
 class ModeSwitch:
-    """Remembers the mode; changes it only for a clear gain, and not too often."""
+    """Remembers the mode; changes it for a clear gain, or for a small one that persists."""
 
     def __init__(self) -> None:
         self.exclusive = False
-        self._switched_at = -COOLDOWN
+        self._sum = 0.0
+
+    def guess(self, gain: float) -> None:
+        """Start exclusive if a first guess at the traffic already shows a clear gain."""
+        self.exclusive = gain > CLEAR
 
     def weigh(self, gain: float, completions: int) -> None:
-        """`gain` of exclusive over mixed batching, relative; NaN is ignored."""
-        if completions < EVIDENCE or completions - self._switched_at < COOLDOWN:
+        """Take in an evaluation: relative `gain` of exclusive over mixed batching, after so many
+        `completions`. A gain that is not a number is ignored."""
+        if completions < EVIDENCE or gain != gain:
             return
-        if gain > BAND and not self.exclusive:
-            self.exclusive, self._switched_at = True, completions
-        elif gain < -BAND and self.exclusive:
-            self.exclusive, self._switched_at = False, completions
+        advantage = -gain if self.exclusive else gain
+        self._sum = max(0.0, self._sum + advantage - DRIFT)
+        if self._sum > BAND:
+            self.exclusive = not self.exclusive
+            self._sum = 0.0

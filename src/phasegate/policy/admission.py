@@ -1,0 +1,256 @@
+"""KV admission: how many of the waiting requests fit, now and as far as can be seen.
+
+What runs keeps growing, so free KV now says little. For a dozen horizons t we forecast the KV
+need of the running requests: request i is still there after t more tokens with probability
+s_i = S(age_i + t) / S(age_i), and then holds context_i + t. A request is admitted while
+
+    P(t) + z*sqrt(V(t)) <= C,  P = sum_i (context_i + t)*s_i,  V = sum_i (context_i + t)^2*s_i*(1-s_i)
+
+holds at every t. Later admissions are judged when they come, so only what runs now counts. This
+replaces a fixed N: a batch of young requests leaves more room for growth than one of old ones.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from phasegate.policy.base import Snapshot, StepReport
+from phasegate.policy.traffic import TrafficMonitor
+
+Array = npt.NDArray[np.float64]
+
+HORIZONS = 12
+PRIOR_SCALE = 512.0  # S(t|a) = (a+512)/(a+512+t) before anything is known
+Z_START, Z_MIN, Z_MAX = 3.0, 3.0, 9.0
+_Z_UP, _Z_UP_MOST, _Z_DOWN = 0.5, 1.0, 0.05
+_PERIOD = 100  # completions between two adjustments of z
+_CERTAIN = -30.0  # log survival of what is surely over
+_FAR = 1e9
+_AGE_CLASSES = 24  # cohorts per mean output length
+
+
+class Admission:
+    """Forecasts KV use; answers how many waiting requests may be admitted.
+
+    Running requests are kept as cohorts of about the same age, so a forecast costs the same for
+    ten and for a thousand of them.
+
+    Attributes:
+        blocked: the last answer was limited by KV.
+        z: the safety factor. It rises with preemptions and sinks slowly without.
+    """
+
+    def __init__(self, monitor: TrafficMonitor, page: int) -> None:
+        self._monitor, self._page = monitor, page
+        self.blocked = False
+        self.z = Z_START
+        self._tick = 0
+        self._width = 1  # ticks of birth per cohort
+        self._cohorts: dict[int, list[float]] = {}  # number, sum of births, offsets, offsets^2
+        self._members: dict[int, tuple[int, int, int]] = {}  # id -> cohort, birth, offset
+        self._version = -1
+        self._ages: Array = np.empty(0)
+        self._log_alive: Array = np.empty(0)
+        self._horizons: list[float] = []
+        self._fresh: list[float] = []  # S(t) of a request that has just started
+        self._base_tick = -1
+        self._need: list[float] = []  # P(t) of what runs
+        self._variance: list[float] = []  # V(t)
+        self._heads: list[int] = []
+        self._finished = 0
+        self._preempted = 0
+
+    # ------------------------------------------------------------------ learning
+    def observe(self, step: StepReport) -> None:
+        """Follow who runs. O(started + finished)."""
+        if step.decodes:
+            self._tick += step.iterations
+        tick = self._tick
+        if step.admitted and self._base_tick >= 0:
+            self._add(self._heads[: step.admitted])
+            del self._heads[: step.admitted]
+        for started in step.started:
+            birth, offset = tick - started.generated, started.context - tick
+            cohort = birth // self._width
+            self._members[started.id] = (cohort, birth, offset)
+            sums = self._cohorts.setdefault(cohort, [0, 0, 0, 0])
+            sums[0] += 1
+            sums[1] += birth
+            sums[2] += offset
+            sums[3] += offset * offset
+        for finished in step.finished:
+            self._leave(finished.id)
+        for request in step.preempted:
+            self._leave(request)
+            self._base_tick = -1
+        self._adjust(len(step.finished), len(step.preempted))
+
+    def _leave(self, request: int) -> None:
+        member = self._members.pop(request, None)
+        if member is None:
+            return
+        cohort, birth, offset = member
+        sums = self._cohorts[cohort]
+        sums[0] -= 1
+        if sums[0]:
+            sums[1] -= birth
+            sums[2] -= offset
+            sums[3] -= offset * offset
+        else:
+            del self._cohorts[cohort]
+
+    def _adjust(self, finished: int, preempted: int) -> None:
+        self._finished += finished
+        if preempted:
+            room = _Z_UP_MOST - self._preempted * _Z_UP
+            self.z = min(Z_MAX, self.z + max(0.0, min(preempted * _Z_UP, room)))
+            self._preempted += preempted
+        if self._finished >= _PERIOD:
+            if not self._preempted:
+                self.z = max(Z_MIN, self.z - _Z_DOWN)
+            self._finished = self._preempted = 0
+
+    # ------------------------------------------------------------------ answering
+    def fit(self, now: Snapshot, most: int) -> int:
+        """How many of the first `most` waiting requests may be admitted now."""
+        self.blocked = False
+        most = min(most, now.waiting)
+        if most <= 0:
+            return 0
+        self._refresh(now)
+        monitor = self._monitor
+        # What does not fit now need not be looked at.
+        limit = min(most, int(1.5 * now.kv_free / max(monitor.mean_prompt, 1.0)) + 8)
+        heads = self._heads = list(now.head(limit))
+        count = len(heads)
+        if self._holds(now.kv_capacity, heads, count):
+            if count < most:
+                self.blocked = count < limit or not now.running
+            return count
+        self.blocked = True
+        low, high = 0, count
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._holds(now.kv_capacity, heads, middle):
+                low = middle
+            else:
+                high = middle
+        # Alone in the cache a request always fits.
+        return low or (0 if now.running else 1)
+
+    def _holds(self, capacity: int, heads: list[int], count: int) -> bool:
+        """Whether KV suffices at every horizon with the first `count` of `heads`."""
+        half = (self._page - 1) / 2
+        first = 0.0
+        second = 0.0
+        for need in heads[:count]:
+            first += need
+            second += need * need
+        first += half * count
+        z = self.z
+        for t, s, p, v in zip(
+            self._horizons, self._fresh, self._need, self._variance, strict=True
+        ):
+            need = p + (first + count * t) * s
+            if need > capacity:
+                return False
+            spread = v + (second + 2.0 * t * first + count * t * t) * s * (1.0 - s)
+            if need + z * math.sqrt(spread) > capacity:
+                return False
+        return True
+
+    def _add(self, needs: list[int]) -> None:
+        half = (self._page - 1) / 2
+        count = len(needs)
+        first = sum(needs) + half * count
+        second = float(sum(n * n for n in needs))
+        for i, (t, s) in enumerate(zip(self._horizons, self._fresh, strict=True)):
+            self._need[i] += (first + count * t) * s
+            self._variance[i] += (second + 2.0 * t * first + count * t * t) * s * (1.0 - s)
+
+    # ------------------------------------------------------------------ forecasting
+    def _refresh(self, now: Snapshot) -> None:
+        """Forecast what runs, unless that was done a moment ago."""
+        monitor = self._monitor
+        if monitor.version != self._version:
+            self._new_law()
+        elif self._base_tick >= 0 and self._tick - self._base_tick < self._every:
+            return
+        self._base_tick = self._tick
+        half = (self._page - 1) / 2
+        horizons = np.array(self._horizons)
+        held = float(now.kv_capacity - now.kv_free)
+        if self._cohorts:
+            table = np.array(list(self._cohorts.values()))
+            number = table[:, 0]
+            ages = self._tick - table[:, 1] / number
+            ahead = horizons[:, None] + self._tick + half
+            s = self._survives(ages, horizons)
+            first = number * ahead + table[:, 2]
+            second = number * ahead**2 + 2.0 * ahead * table[:, 2] + table[:, 3]
+            need = (first * s).sum(axis=1)
+            variance = (second * s * (1.0 - s)).sum(axis=1)
+            held -= float(first[0].sum() - number.sum() * horizons[0])
+        else:
+            need = np.zeros(HORIZONS)
+            variance = np.zeros(HORIZONS)
+        # The rest of what is held belongs to requests that are still being prefilled.
+        if now.prefilling:
+            fresh = np.array(self._fresh)
+            held = max(held, 0.0)
+            size = held / now.prefilling
+            need += (held + now.prefilling * horizons) * fresh
+            variance += now.prefilling * (size + horizons) ** 2 * fresh * (1.0 - fresh)
+        self._need = need.tolist()
+        self._variance = variance.tolist()
+
+    def _new_law(self) -> None:
+        self._version = self._monitor.version
+        law = self._monitor.law
+        if law is None:
+            last = 16.0 * PRIOR_SCALE
+        else:
+            below = np.cumsum(law.weights)
+            alive = np.concatenate(([1.0], np.maximum(1.0 - below, 0.0)))
+            ages = np.concatenate(([0.0], law.values))
+            log_alive = np.maximum(np.log(np.maximum(alive, 1e-300)), _CERTAIN)
+            live = log_alive > _CERTAIN
+            last = float(ages[np.argmax(alive < 1e-3)]) if alive[-1] < 1e-3 else float(ages[-1])
+            i = int(live.sum()) - 1
+            slope = log_alive[i] / max(ages[i], 1.0)
+            self._ages = np.append(ages, ages[-1] + _FAR)
+            self._log_alive = np.append(log_alive, log_alive[-1] + slope * _FAR)
+            self._rebucket(max(1, round(law.mean / _AGE_CLASSES)))
+        first = max(1.0, last / 128.0)
+        times = np.concatenate(([0.0], np.geomspace(first, max(last, 2.0), HORIZONS - 1)))
+        self._horizons = times.tolist()
+        self._fresh = self._survives(np.zeros(1), times)[:, 0].tolist()
+        self._every = max(1, min(8, round(self._monitor.mean_output / 64.0)))
+
+    def _survives(self, ages: Array, horizons: Array) -> Array:
+        """S(a+t)/S(a), one row per horizon and one column per age."""
+        later = ages[None, :] + horizons[:, None]
+        if self._monitor.law is None:
+            result: Array = (ages[None, :] + PRIOR_SCALE) / (later + PRIOR_SCALE)
+            return result
+        start = np.interp(ages, self._ages, self._log_alive)
+        end = np.interp(later, self._ages, self._log_alive)
+        return np.exp(np.minimum(end - start[None, :], 0.0))
+
+    def _rebucket(self, width: int) -> None:
+        """Cohorts of another width, when lengths have changed."""
+        if 0.5 * self._width <= width <= 2 * self._width:
+            return
+        self._width = width
+        self._cohorts = {}
+        for request, (_, birth, offset) in self._members.items():
+            cohort = birth // width
+            self._members[request] = (cohort, birth, offset)
+            sums = self._cohorts.setdefault(cohort, [0, 0, 0, 0])
+            sums[0] += 1
+            sums[1] += birth
+            sums[2] += offset
+            sums[3] += offset * offset
