@@ -1,0 +1,96 @@
+"""Hiding running requests from one call of vLLM's `schedule()`.
+
+A hidden request keeps its slot and its KV and gets no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+LEASE = 32
+"""Iterations after which a mark ends by itself, whatever happens to us."""
+
+
+class MarkHiding:
+    """From vLLM 0.26: a request sits out while `current_step < next_decode_eligible_step`.
+
+    Hidden requests stay in `running`, visible to preemption, watermark and statistics. A refill
+    takes many iterations: marks last for LEASE of them, so that each costs O(new) and not O(all).
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._marked: list[Any] = []
+        self._until = 0
+        # The V1 model runner rebuilds the row of a request that comes back from the tokens known
+        # by then: under async scheduling none of its output may be in flight.
+        self._wait_for_output = bool(scheduler.scheduler_config.async_scheduling) and not getattr(
+            scheduler, "use_v2_model_runner", False
+        )
+
+    def hide_decodes(self, started: Iterable[Any]) -> int:
+        """Hide all decoding requests; `started` began to decode in the last iteration."""
+        step = self._scheduler.current_step
+        if not self._marked or step + 1 >= self._until:
+            self._until = step + 2 + LEASE
+            self._marked = [r for r in self._scheduler.running if not r.is_prefill_chunk]
+            started = self._marked
+        else:
+            self._marked.extend(started)
+        for request in started:
+            request.next_decode_eligible_step = self._until
+        return 0
+
+    def hide_once(self, requests: Iterable[Any]) -> int:
+        """Hide these for the next iteration only (`schedule()` counts up before it compares)."""
+        for request in requests:
+            request.next_decode_eligible_step = self._scheduler.current_step + 2
+        return 0
+
+    def show(self) -> None:
+        """End all marks."""
+        marked, self._marked = self._marked, []
+        for request in marked:
+            request.next_decode_eligible_step = 0
+        if marked and self._wait_for_output:
+            last = self._scheduler.prev_step_scheduled_req_ids
+            self.hide_once(
+                r for r in marked if r.num_output_placeholders and r.request_id not in last
+            )
+
+    def after(self) -> None:
+        """Nothing to undo: marks end by themselves."""
+
+
+class SwapHiding:
+    """Before vLLM 0.26 there is no such mark: `running` is swapped for the part that may run.
+
+    Returns the number of requests that are out of sight, for the caller to lower the cap by.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._all: list[Any] | None = None
+
+    def hide_decodes(self, started: Iterable[Any]) -> int:
+        """Hide all decoding requests."""
+        return self.hide_once([r for r in self._scheduler.running if not r.is_prefill_chunk])
+
+    def hide_once(self, requests: Iterable[Any]) -> int:
+        """Hide these for the next iteration."""
+        hidden = {id(r) for r in requests}
+        self._all = self._scheduler.running
+        self._scheduler.running = [r for r in self._all if id(r) not in hidden]
+        return len(hidden)
+
+    def show(self) -> None:
+        """Nothing is hidden between two iterations."""
+
+    def after(self) -> None:
+        """Merge, in the old order: who was preempted stays out, who was admitted comes last."""
+        before, self._all = self._all, None
+        if before is not None:
+            known = {id(r) for r in before}
+            new = [r for r in self._scheduler.running if id(r) not in known]
+            self._scheduler.running = [r for r in before if r.status.name == "RUNNING"] + new

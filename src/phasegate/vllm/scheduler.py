@@ -1,0 +1,105 @@
+"""vLLM's schedulers with a phase gate around `schedule()`. Imports vLLM."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import vllm
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from phasegate.vllm.choose import choose_policy
+from phasegate.vllm.gate import Gate
+from phasegate.vllm.settings import load_settings
+from phasegate.vllm.support import changed_internals, unknown_version, untested_feature
+from phasegate.vllm.view import View
+
+logger = logging.getLogger("vllm.phasegate")
+
+
+class _Gated:
+    """Every iteration stays one call of stock `schedule()`; no attribute of vLLM's is shadowed."""
+
+    _phasegate: Gate | None = None  # None: as stock; so it is while vLLM's constructor runs
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._phasegate = _open_gate(self)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        gate = self._phasegate
+        if gate is None:
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]
+        gate.before(bool(args[0] if args else kwargs.get("throttle_prefills", False)))
+        try:
+            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            gate.restore()
+        gate.after(output)
+        return output
+
+    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        if self._phasegate is not None:
+            self._phasegate.observe(scheduler_output)
+        return result
+
+    def add_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._phasegate is not None:
+            self._phasegate.arrive(request)
+        return super().add_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._phasegate is not None:
+            self._phasegate.leave(request)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
+
+class PhaseScheduler(_Gated, Scheduler):  # type: ignore[misc]
+    """For synchronous scheduling."""
+
+
+class PhaseAsyncScheduler(_Gated, AsyncScheduler):  # type: ignore[misc]
+    """For asynchronous scheduling."""
+
+
+def build(*args: Any, **kwargs: Any) -> Any:
+    """The scheduler that this server needs: ours, or vLLM's own for pooling and diffusion."""
+    config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+    asynchronous = config.scheduler_config.async_scheduling
+    model = config.model_config
+    if getattr(model, "is_diffusion", False):
+        from vllm.v1.core.sched import diffusion_scheduler
+
+        name = "DiffusionAsyncScheduler" if asynchronous else "DiffusionScheduler"
+        cls = getattr(diffusion_scheduler, name)
+    elif model.runner_type == "pooling":
+        cls = AsyncScheduler if asynchronous else Scheduler
+    else:
+        cls = PhaseAsyncScheduler if asynchronous else PhaseScheduler
+    if not issubclass(cls, _Gated):
+        logger.info("phasegate: stock scheduler, this model does not decode token by token")
+    return cls(*args, **kwargs)
+
+
+def _open_gate(scheduler: Any) -> Gate | None:
+    """A gate for this server, or None and one line in the log that says why there is none."""
+    settings = load_settings(scheduler.vllm_config.additional_config)
+    if not settings.enabled:
+        logger.info("phasegate: disabled by its settings, stock scheduler")
+        return None
+    stock = type(scheduler).__mro__[2].schedule
+    problem = None if settings.untested else unknown_version(vllm.__version__)
+    problem = problem or changed_internals(scheduler, Request, stock)
+    if problem:
+        logger.error("phasegate: stock scheduler, %s", problem)
+        return None
+    if feature := untested_feature(scheduler):
+        logger.warning("phasegate: stock scheduler, %s is not supported yet", feature)
+        return None
+    view = View(scheduler)
+    policy = choose_policy(settings, scheduler, view)
+    logger.info("phasegate: %s on vLLM %s", policy.spec, vllm.__version__)
+    return Gate(scheduler, view, policy)
