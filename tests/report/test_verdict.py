@@ -66,6 +66,13 @@ def test_one_run_gets_plain_facts() -> None:
     )
 
 
+def test_overload_is_said_only_when_the_queue_grows() -> None:
+    runs = [run("mixed", 5.0), run("auto", 6.0)]
+    assert "Overload: 8.00 requests/s arrive" in verdict(runs, offered=8.0)
+    assert "Overload" not in verdict(runs, offered=6.1)
+    assert "Overload" not in verdict(runs)
+
+
 def test_nothing_finished() -> None:
     nothing = run("mixed", 0.0, requests__finished=0, ttft_s__mean=None, itl_s__p99=None)
     assert verdict([nothing]).startswith("No request finished")

@@ -26,10 +26,11 @@ class _Column:
     best: frozenset[int] = frozenset()
 
 
-def print_table(runs: Sequence[RunSummary], console: Console) -> None:
+def print_table(runs: Sequence[RunSummary], console: Console, offered: float | None = None) -> None:
     """Print the comparison and the verdict; a narrow console gets several tables below each other.
 
-    The best of a column is bold green; where there is no colour it carries a star.
+    The best of a column is bold green; where there is no colour it carries a star. `offered` is
+    the arrival rate, requests/s (None: closed loop).
     """
     served = [_column(runs, title, path) for title, path in _SERVED]
     served += [_column(runs, BY_PATH[path].name, path) for path in _FAILED if _any(runs, path)]
@@ -54,7 +55,7 @@ def print_table(runs: Sequence[RunSummary], console: Console) -> None:
                 count -= 1
             console.print(_table(policies, rest[:count], starred))
             rest = rest[count:]
-    console.print(Text(verdict(runs), style="bold"))
+    console.print(Text(verdict(runs, offered), style="bold"))
 
 
 _SERVED = (

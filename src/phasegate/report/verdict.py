@@ -19,22 +19,44 @@ _CLEARLY = 0.9
 _COMPARABLE = 0.9
 """... and its throughput above this share: an empty server is quick, but no alternative."""
 
+_KEEPS_UP = 0.9
+"""Below this share of the offered rate there is overload (the last answers take their time)."""
+
 _LATENCIES = (("mean E2E", "e2e_s.mean"), ("mean TTFT", "ttft_s.mean"), ("ITL P99", "itl_s.p99"))
 
 
-def verdict(runs: Sequence[RunSummary]) -> str:
-    """What to choose and why; compares with `mixed` if it is among the runs."""
+def best_run(runs: Sequence[RunSummary]) -> RunSummary:
+    """The run to choose: of those with the highest throughput (within `SAME`), the one that ends
+    requests soonest."""
+    top = max(_throughput(run) for run in runs)
+    equal = [run for run in runs if _throughput(run) >= top * (1 - SAME)]
+    return min(equal, key=lambda run: run["e2e_s"]["mean"] or 0.0)
+
+
+def compared_with(best: RunSummary, runs: Sequence[RunSummary]) -> RunSummary:
+    """What `best` is held against: `mixed` if there is one, else the next best in throughput."""
+    rest = [run for run in runs if run is not best]
+    plain = [run for run in rest if run["policy"].split(":")[0] == BASELINE]
+    return plain[0] if plain else max(rest, key=_throughput)
+
+
+def verdict(runs: Sequence[RunSummary], offered: float | None = None) -> str:
+    """What to choose and why; compares with `mixed` if it is among the runs.
+
+    `offered` is the rate at which requests arrive, requests/s (None: closed loop or unknown).
+    """
     served = [run for run in runs if run["requests"]["finished"] and _throughput(run)]
     if not served:
         return (
             "No request finished: prompt and output do not fit into the KV cache, or all aborted."
         )
+    best = best_run(served)
+    if len(served) == 1:
+        text = f"{best['policy']} serves {_rate(best)}: {_latencies(best)}."
+        return text + _caveats(best) + _overload(best, offered)
+    other = compared_with(best, served)
     top = max(_throughput(run) for run in served)
     equal = [run for run in served if _throughput(run) >= top * (1 - SAME)]
-    best = min(equal, key=lambda run: run["e2e_s"]["mean"] or 0.0)
-    if len(served) == 1:
-        return f"{best['policy']} serves {_rate(best)}: {_latencies(best)}.{_caveats(best)}"
-    other = _compared_with(best, served)
     if len(equal) == 1:
         gain = _more(_throughput(best) / _throughput(other))
         text = f"{best['policy']} serves most: {_rate(best)}, {gain} {other['policy']}; "
@@ -45,7 +67,7 @@ def verdict(runs: Sequence[RunSummary]) -> str:
         names = _join([run["policy"] for run in equal])
         text = f"{names} serve most: {_rate(best)}; {best['policy']} ends requests sooner: "
     text += f"{_latencies(best, other)}."
-    return text + _others(best, served) + _caveats(best)
+    return text + _others(best, served) + _caveats(best) + _overload(best, offered)
 
 
 def _throughput(run: RunSummary) -> float:
@@ -55,13 +77,6 @@ def _throughput(run: RunSummary) -> float:
 def _rate(run: RunSummary) -> str:
     tokens = run["throughput"]["total_tokens_s"] or 0.0
     return f"{figures(_throughput(run))} requests/s ({figures(tokens)} tokens/s)"
-
-
-def _compared_with(best: RunSummary, runs: Sequence[RunSummary]) -> RunSummary:
-    """`mixed` if there is one, else the next best in throughput."""
-    rest = [run for run in runs if run is not best]
-    plain = [run for run in rest if run["policy"].split(":")[0] == BASELINE]
-    return plain[0] if plain else max(rest, key=_throughput)
 
 
 def _latencies(run: RunSummary, other: RunSummary | None = None) -> str:
@@ -112,6 +127,16 @@ def _caveats(run: RunSummary) -> str:
     if run["preemptions"] > 0.01 * requests["submitted"]:
         text += f" It preempted {run['preemptions']:,} times: the KV cache is short."
     return text
+
+
+def _overload(best: RunSummary, offered: float | None) -> str:
+    """Says so when the queue grows without end: then latencies tell the length of the run."""
+    if offered is None or _throughput(best) > _KEEPS_UP * offered:
+        return ""
+    return (
+        f" Overload: {figures(offered)} requests/s arrive, more than are served; the queue and "
+        "TTFT grow as long as that lasts."
+    )
 
 
 def _more(ratio: float) -> str:

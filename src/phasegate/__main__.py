@@ -1,0 +1,5 @@
+"""`python -m phasegate`."""
+
+from phasegate.cli import main
+
+main()
