@@ -59,7 +59,6 @@ def render(
         "shares": SHARES,
         "longest": max(one["timeline"]["end"] for one in series),
         "featured": runs.index(best_run(runs)),
-        "limits": {"slots": context.limits.running, "kv": context.limits.kv_capacity},
         "runs": [{"policy": run["policy"], **one} for run, one in zip(runs, series, strict=True)],
     }
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
@@ -101,8 +100,13 @@ def _colour(i: int) -> str:
     return f'style="--c: var(--p{i % 12})"'
 
 
+def _name(policy: str) -> str:
+    """A policy spec that may break after ":" and ","."""
+    return escape(policy).replace(",", ",<wbr>").replace(":", ":<wbr>")
+
+
 def _dot(i: int, policy: str) -> str:
-    return f'<span class="dot" {_colour(i)}></span>{escape(policy)}'
+    return f'<span class="dot" {_colour(i)}></span>{_name(policy)}'
 
 
 def _facts(context: Context) -> str:
@@ -146,11 +150,11 @@ def _cards(runs: Sequence[RunSummary]) -> str:
             change = 100 * (value / base - 1)
             good = (change > 0) == (metric.better == "high")
             tone = "" if abs(change) < 1 else "good" if good else "bad"
-            lines = f"<span class='{tone}'>{change:+.0f} %</span> to {escape(other['policy'])}"
+            lines = f"<span class='{tone}'>{change:+.0f} %</span> to {_name(other['policy'])}"
             known = [run for run in runs if metric.read(run) is not None]
             lead = (max if metric.better == "high" else min)(known, key=metric.read)
             if lead is not choice and lead is not other:
-                lines += f"<br>best: {escape(lead['policy'])}, {words(metric.read(lead))}"
+                lines += f"<br>best: {_name(lead['policy'])}, {words(metric.read(lead))}"
         cards.append(
             f'<div class="card"><div class="what">{title}</div><div class="value">{number} '
             f'<small>{suffix}</small></div><div class="who">{lines}</div></div>'
@@ -193,7 +197,7 @@ def _bars(runs: Sequence[RunSummary]) -> str:
                 label = f"{figures(value)} <small>{figures(more)} tokens/s</small>"
                 tracks = _track(value, scale)
             rows.append(
-                f'<div class="bar" {_colour(i)}><div class="label"><span>{escape(run["policy"])}'
+                f'<div class="bar" {_colour(i)}><div class="label"><span>{_name(run["policy"])}'
                 f'</span><b>{label}</b></div><div class="track">{tracks}</div></div>'
             )
         panels.append(f"<div><h3>{title} <span>{subtitle}</span></h3>{''.join(rows)}</div>")

@@ -34,10 +34,13 @@ def best_run(runs: Sequence[RunSummary]) -> RunSummary:
 
 
 def compared_with(best: RunSummary, runs: Sequence[RunSummary]) -> RunSummary:
-    """What `best` is held against: `mixed` if there is one, else the next best in throughput."""
+    """What `best` is held against: `mixed` with the fewest options if there is one, else the next
+    best in throughput."""
     rest = [run for run in runs if run is not best]
     plain = [run for run in rest if run["policy"].split(":")[0] == BASELINE]
-    return plain[0] if plain else max(rest, key=_throughput)
+    if plain:
+        return min(plain, key=lambda run: len(run["policy"]))
+    return max(rest, key=_throughput)
 
 
 def verdict(runs: Sequence[RunSummary], offered: float | None = None) -> str:
@@ -64,8 +67,9 @@ def verdict(runs: Sequence[RunSummary], offered: float | None = None) -> str:
         same = f"All serve {_rate(best)} within {SAME * 100:.0f} %"
         text = f"{same}; {best['policy']} ends requests soonest: "
     else:
-        names = _join([run["policy"] for run in equal])
-        text = f"{names} serve most: {_rate(best)}; {best['policy']} ends requests sooner: "
+        names = [run["policy"] for run in equal]
+        who = _join(names) if len(names) <= 3 else f"{len(names)} of {len(served)} policies"
+        text = f"{who} serve most: {_rate(best)}; {best['policy']} ends requests sooner: "
     text += f"{_latencies(best, other)}."
     return text + _others(best, served) + _caveats(best) + _overload(best, offered)
 

@@ -3,6 +3,7 @@
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const policyColour = (i) => css(`--p${i % 12}`);
+const dash = (i) => (i % 2 ? "7px,4px" : "solid"); // equal curves stay visible both
 const PHASES = ["prefill", "decode", "mixed"];
 
 function seconds(value) {
@@ -35,19 +36,19 @@ function heading(text, paperY) {
 }
 
 // ---- latency CDFs: share <= x, or (tail) share > x on a log axis
-function cdfChart(title, key, data, shown, tail) {
+function cdfChart(title, key, data, shown, tail, width) {
   const traces = [];
   data.runs.forEach((run, i) => {
     const x = run.cdf[key];
     if (!x || !shown[i]) return;
     const y = data.shares.map((share) => (tail ? (share < 1 ? 1 - share : null) : share));
     traces.push({
-      type: "scatter", mode: "lines", x, y, name: run.policy, line: { color: policyColour(i), width: 2 },
+      type: "scatter", mode: "lines", x, y, name: run.policy, line: { color: policyColour(i), width: 2, dash: dash(i) },
       text: x.map(seconds), hovertemplate: "%{text}<extra>" + escapeHtml(run.policy) + "</extra>",
     });
   });
   const values = traces.flatMap((trace) => trace.x).filter((v) => v > 0);
-  const axis = logTicks(Math.min(...values), Math.max(...values));
+  const axis = logTicks(Math.min(...values), Math.max(...values), width / 65);
   const layout = layoutOf({
     hovermode: "y unified", annotations: [heading(title, 1.01)], margin: { l: 52, r: 14, t: 26, b: 28 },
     xaxis: { type: "log", ...axis, hoverformat: ".3s" },
@@ -58,18 +59,19 @@ function cdfChart(title, key, data, shown, tail) {
   return { traces, layout };
 }
 
-function logTicks(low, high) {
+function logTicks(low, high, most) {
   if (!(low > 0 && Number.isFinite(high))) return {};
-  const tickvals = [];
-  const steps = high / low > 1e3 ? [1] : high / low > 20 ? [1, 3] : [1, 2, 5];
-  for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) {
-    for (const step of steps) tickvals.push(step * 10 ** e);
+  for (const steps of [[1, 2, 5], [1, 3], [1]]) {
+    const tickvals = [];
+    for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) {
+      tickvals.push(...steps.map((step) => step * 10 ** e).filter((v) => v >= low && v <= high));
+    }
+    if (tickvals.length <= most || steps.length === 1) return { tickvals, ticktext: tickvals.map(seconds), tickangle: 0 };
   }
-  return { tickvals, ticktext: tickvals.map(seconds) };
 }
 
 // ---- the whole run: phases, slots and queue, KV
-function timelineChart(run, limits) {
+function timelineChart(run) {
   const t = run.timeline, n = t.prefill.length, width = t.end / n;
   const x = Array.from({ length: n }, (_, i) => (i + 0.5) * width);
   const idle = x.map((_, i) => Math.max(0, 1 - t.prefill[i] - t.decode[i] - t.mixed[i]));
@@ -82,14 +84,15 @@ function timelineChart(run, limits) {
     type: "scatter", mode: "lines", x, y, name, line: { color: colour, width: 1.8, shape: "hvh" }, yaxis: axis, hovertemplate: "%{y:.4~s}", ...more,
   });
   traces.push(curve(t.slots, "slots busy", css("--accent"), "y2", { fill: "tozeroy", fillcolor: fade(css("--accent")) }));
-  traces.push(curve(t.waiting, "waiting", css("--p6"), "y2"));
+  traces.push(curve(t.waiting, "waiting", css("--p6"), "y4"));
   traces.push(curve(t.kv, "KV cache used", css("--p7"), "y3", { fill: "tozeroy", fillcolor: fade(css("--p7")), hovertemplate: "%{y:.1%}" }));
   const layout = layoutOf({
-    barmode: "stack",
-    annotations: [heading("share of time", 1.005), heading(`<span style="color:${css("--accent")}">slots busy</span> (of ${limits.slots}) and <span style="color:${css("--p6")}">requests waiting</span>`, 0.625), heading(`<span style="color:${css("--p7")}">KV cache used</span>`, 0.265)],
+    barmode: "stack", margin: { l: 52, r: 50, t: 26, b: 36 },
+    annotations: [heading("share of time", 1.005), heading(`<span style="color:${css("--accent")}">slots busy</span> (left), <span style="color:${css("--p6")}">waiting</span> (right)`, 0.625), heading(`<span style="color:${css("--p7")}">KV cache used</span>`, 0.265)],
     xaxis: { range: [0, t.end], title: { text: "seconds" }, anchor: "y3", hoverformat: ".2f", showgrid: false },
     yaxis: { domain: [0.71, 1], range: [0, 1], tickformat: ".0%", nticks: 3, fixedrange: true },
     yaxis2: { domain: [0.35, 0.62], rangemode: "tozero", nticks: 5, fixedrange: true },
+    yaxis4: { overlaying: "y2", side: "right", tickmode: "auto", range: [0, 1.05 * Math.max(1, ...t.waiting)], nticks: 5, showgrid: false, fixedrange: true },
     yaxis3: { domain: [0, 0.26], range: [0, Math.max(1, ...t.kv) * 1.02], tickformat: ".0%", nticks: 3, fixedrange: true },
   });
   return { traces, layout };
@@ -97,7 +100,7 @@ function timelineChart(run, limits) {
 
 // ---- a close-up: iterations one by one, and slots
 function closeupChart(run, view) {
-  const traces = [], lanesDomain = [0, 0.6];
+  const traces = [];
   PHASES.forEach((phase, kind) => {
     const rows = view.kind.map((k, i) => (k === kind ? i : -1)).filter((i) => i >= 0);
     if (!rows.length) return;
@@ -117,85 +120,100 @@ function closeupChart(run, view) {
   const flat = { type: "scatter", mode: "lines", hoverinfo: "skip" };
   traces.push({ ...flat, ...steps(view.prefill), name: "prompt tokens", yaxis: "y2", line: { color: css("--prefill"), width: 1.5 }, fill: "tozeroy", fillcolor: fade(css("--prefill")) });
   traces.push({ ...flat, ...steps(view.decodes), name: "decodes", yaxis: "y4", line: { color: css("--decode"), width: 2 } });
-  const lane = (name, colour, from, to) => {
-    const rows = view.lanes.filter((r) => Math.min(to(r), view.span) > Math.max(from(r), 0));
-    return {
-      type: "bar", orientation: "h", name, yaxis: "y3", y: rows.map((r) => r[0]), base: rows.map((r) => Math.max(from(r), 0)), width: 0.78,
-      x: rows.map((r) => Math.min(to(r), view.span) - Math.max(from(r), 0)), marker: { color: colour, line: { width: 0 } },
-      customdata: rows.map((r) => [r[4], r[5], seconds(r[2] - r[1]), seconds(r[3] - r[2]), r[6] ? `<br>preempted ${r[6]} times` : ""]),
-      hovertemplate: "prompt %{customdata[0]}, output %{customdata[1]} tokens<br>slot to first token %{customdata[2]}, then %{customdata[3]}%{customdata[4]}<extra></extra>",
-    };
-  };
-  traces.push(lane("prefill", css("--prefill"), (r) => r[1], (r) => r[2]));
-  traces.push(lane("decode", css("--decode"), (r) => r[2], (r) => r[3]));
+  // bars in lanes: [row, from, to] of what is drawn in one colour
+  const laneBars = (name, pieces, marker) => ({
+    type: "bar", orientation: "h", name, yaxis: "y3", width: 0.8, marker: { line: { width: 0 }, ...marker },
+    y: pieces.map(([r]) => r[0]), base: pieces.map(([, from]) => from), x: pieces.map(([, from, to]) => to - from),
+    customdata: pieces.map(([r]) => [r[4], r[5], seconds(r[2] - r[1]), seconds(r[3] - r[2]), r[6] ? `<br>preempted ${r[6]} times` : ""]),
+    hovertemplate: `<b>${name}</b><br>prompt %{customdata[0]}, output %{customdata[1]} tokens<br>slot to first token %{customdata[2]}, then %{customdata[3]}%{customdata[4]}<extra></extra>`,
+  });
+  const still = standstills(view);
+  const prefill = [], decoding = [], stalled = [];
+  for (const row of view.lanes) {
+    const [, admitted, first, end] = row;
+    if (first > 0 && admitted < view.span) prefill.push([row, Math.max(admitted, 0), Math.min(first, view.span)]);
+    let at = Math.max(first, 0);
+    const last = Math.min(end, view.span);
+    for (const [from, to] of still) {
+      if (to <= at) continue;
+      if (from >= last) break;
+      if (from > at) decoding.push([row, at, from]);
+      stalled.push([row, Math.max(from, at), Math.min(to, last)]);
+      at = Math.min(to, last);
+    }
+    if (at < last) decoding.push([row, at, last]);
+  }
+  traces.push(laneBars("decode", decoding, { color: css("--decode") }));
+  traces.push(laneBars("decode, standing still", stalled, { color: css("--decode"), opacity: 0.28 }));
+  traces.push(laneBars("prefill", prefill, { color: css("--prefill") }));
   const lanes = 1 + Math.max(0, ...view.lanes.map((r) => r[0]));
   const most = Math.max(...view.decodes, 1);
   const layout = layoutOf({
-    hovermode: "closest", barmode: "overlay", shapes: stalls(view, lanesDomain), margin: { l: 56, r: 50, t: 26, b: 36 },
-    annotations: [heading("iterations", 1.005), heading(`<span style="color:${css("--prefill")}">prompt tokens</span> (left) and <span style="color:${css("--decode")}">decodes</span> (right) in each`, 0.895), heading(`requests in the first ${lanes} slots`, 0.61)],
-    xaxis: { range: [0, view.span], title: { text: `seconds after ${seconds(view.origin)}` }, anchor: "y3", showgrid: false },
+    hovermode: "closest", barmode: "overlay", margin: { l: 56, r: 50, t: 26, b: 36 },
+    annotations: [heading("iterations", 1.005), heading(`<span style="color:${css("--prefill")}">prompt tokens</span> (left), <span style="color:${css("--decode")}">decodes</span> (right)`, 0.895), heading(`requests in the first ${lanes} slots`, 0.61)],
+    xaxis: { range: [0, view.span], title: { text: view.origin ? `seconds after ${seconds(view.origin)}` : "seconds" }, anchor: "y3", showgrid: false },
     yaxis: { domain: [0.935, 1], visible: false, range: [0, 1], fixedrange: true },
     yaxis2: { domain: [0.69, 0.885], rangemode: "tozero", nticks: 4, fixedrange: true },
     yaxis4: { overlaying: "y2", side: "right", tickmode: "auto", range: [0, most * 1.08], nticks: 4, showgrid: false, fixedrange: true },
-    yaxis3: { domain: lanesDomain, range: [lanes - 0.4, -0.6], nticks: 5, showgrid: false, fixedrange: true, title: { text: "slot" } },
+    yaxis3: { domain: [0, 0.6], range: [lanes - 0.4, -0.6], nticks: 5, showgrid: false, fixedrange: true, title: { text: "slot" } },
   });
   return { traces, layout };
 }
 
-// runs of prefill-only iterations while requests decode: their decodes stand still
-function stalls(view, domain) {
-  const shapes = [];
-  let open = null;
+// [from, to] of the stretches of prefill-only iterations: decodes stand still meanwhile
+function standstills(view) {
+  const stretches = [];
   view.kind.forEach((kind, i) => {
-    const end = view.start[i] + view.duration[i];
-    if (kind !== 0) { open = null; return; }
-    if (open && Math.abs(open.x1 - view.start[i]) < 1e-4) { open.x1 = end; return; }
-    open = { type: "rect", xref: "x", yref: "paper", y0: domain[0], y1: domain[1], x0: view.start[i], x1: end, line: { width: 0 }, fillcolor: css("--card"), opacity: 0.6 };
-    shapes.push(open);
+    if (kind !== 0) return;
+    const from = view.start[i], to = from + view.duration[i], last = stretches[stretches.length - 1];
+    if (last && from - last[1] < 1e-4) last[1] = to;
+    else stretches.push([from, to]);
   });
-  return shapes;
+  return stretches;
 }
 
 // ---- k, N and mode of all policies
-function decisionsChart(data, shown) {
+function decisionsChart(data, shown, width) {
   const runs = data.runs.map((run, i) => ({ run, i })).filter(({ run, i }) => shown[i] && run.decisions.time.length);
   const withK = runs.some(({ run }) => run.decisions.k.some((k) => k !== null));
+  const letters = Math.max(8, Math.min(26, Math.floor(width / 25)));
+  const short = (policy) => (policy.length > letters ? `${policy.slice(0, letters - 1)}…` : policy);
   const traces = [];
-  for (const { run, i } of runs) {
+  runs.forEach(({ run, i }, row) => {
     const d = run.decisions, x = [...d.time, run.timeline.end];
     const line = (y, axis, name) => ({
       type: "scatter", mode: "lines", x, y: [...y, y[y.length - 1]], yaxis: axis, name: run.policy, connectgaps: false,
-      line: { color: policyColour(i), width: 2, shape: "hv" }, hovertemplate: `${name} = %{y}<extra>${escapeHtml(run.policy)}</extra>`,
+      line: { color: policyColour(i), width: 2, shape: "hv", dash: dash(i) }, hovertemplate: `${name} = %{y}<extra>${escapeHtml(run.policy)}</extra>`,
     });
     if (withK) traces.push(line(d.k, "y", "k"));
     traces.push(line(d.n, "y2", "N"));
     const starts = d.time.map((t, j) => (j === 0 || d.mode[j] !== d.mode[j - 1] ? j : -1)).filter((j) => j >= 0);
     const ends = starts.map((_, j) => (j + 1 < starts.length ? d.time[starts[j + 1]] : run.timeline.end));
     traces.push({
-      type: "bar", orientation: "h", yaxis: "y3", name: run.policy, y: starts.map(() => short(run.policy)), base: starts.map((j) => d.time[j]),
+      type: "bar", orientation: "h", yaxis: "y3", name: run.policy, y: starts.map(() => row), base: starts.map((j) => d.time[j]),
       x: starts.map((j, m) => ends[m] - d.time[j]), width: 0.7, marker: { color: starts.map((j) => modeColour(d.mode[j])), line: { width: 0 } },
-      text: starts.map((j, m) => (ends[m] - d.time[j] > 0.08 * data.longest ? d.mode[j] : "")), textposition: "inside", insidetextanchor: "middle", textfont: { color: "#fff", size: 11 },
+      text: starts.map((j, m) => (((ends[m] - d.time[j]) / data.longest) * width > 9 * d.mode[j].length ? d.mode[j] : "")), textposition: "inside", insidetextanchor: "middle", constraintext: "none", textfont: { color: "#fff", size: 11 },
       hovertemplate: starts.map((j) => `${escapeHtml(d.mode[j])} since ${seconds(d.time[j])}<extra>${escapeHtml(run.policy)}</extra>`),
     });
-  }
-  const strip = Math.min(0.34, 0.09 * runs.length + 0.02);
-  const rest = 1 - strip - 0.1, half = withK ? (rest - 0.1) / 2 : 0;
-  const nTop = withK ? strip + 0.1 + half : 1;
+  });
+  const height = 90 + (withK ? 2 : 1) * 120 + 26 * runs.length; // pixels
+  const strip = (26 * runs.length) / (height - 62), gap = 34 / (height - 62);
+  const half = (1 - strip - gap * (withK ? 2 : 1)) / (withK ? 2 : 1);
+  const nTop = strip + gap + half;
   const annotations = [heading("N", nTop + 0.005), heading("mode", strip + 0.005)];
   if (withK) annotations.unshift(heading("k", 1.005));
   const layout = layoutOf({
-    hovermode: "closest", barmode: "overlay", annotations, margin: { l: Math.min(190, 24 + 6.6 * Math.max(...runs.map(({ run }) => short(run.policy).length), 4)), r: 14, t: 26, b: 36 },
+    hovermode: "closest", barmode: "overlay", annotations, height, margin: { l: 20 + 6.6 * Math.max(4, ...runs.map(({ run }) => short(run.policy).length)), r: 14, t: 26, b: 36 },
     xaxis: { range: [0, data.longest], title: { text: "seconds" }, anchor: "y3" },
     ...(withK ? { yaxis: { domain: [1 - half, 1], rangemode: "tozero", nticks: 4, fixedrange: true } } : {}),
-    yaxis2: { domain: [strip + 0.1, nTop], rangemode: "tozero", nticks: 4, fixedrange: true },
-    yaxis3: { domain: [0, strip], autorange: "reversed", fixedrange: true, showgrid: false, type: "category" },
+    yaxis2: { domain: [strip + gap, nTop], rangemode: "tozero", nticks: 4, fixedrange: true },
+    yaxis3: { domain: [0, strip], range: [runs.length - 0.5, -0.5], tickvals: runs.map((_, row) => row), ticktext: runs.map(({ run }) => escapeHtml(short(run.policy))), fixedrange: true, showgrid: false },
   });
   return { traces, layout };
 }
 
 const MODES = { mixed: "--mixed", exclusive: "--p5", static: "--p10" };
 const modeColour = (mode) => css(MODES[mode] || "--accent");
-const short = (policy) => (policy.length > 26 ? `${policy.slice(0, 25)}…` : policy);
 const escapeHtml = (text) => text.replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
 
 function fade(colour) {

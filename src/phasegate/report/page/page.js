@@ -15,11 +15,14 @@ for (const [, key] of CDFS) {
 }
 
 function drawCdfs() {
-  for (const [title, key] of CDFS) draw(element(`cdf-${key}`), cdfChart(title, key, data, state.shown, state.tail));
+  for (const [title, key] of CDFS) {
+    const node = element(`cdf-${key}`);
+    draw(node, cdfChart(title, key, data, state.shown, state.tail, node.clientWidth));
+  }
 }
 
 function drawTimeline() {
-  draw(element("timeline"), timelineChart(data.runs[state.policy], data.limits));
+  draw(element("timeline"), timelineChart(data.runs[state.policy]));
 }
 
 function drawCloseup() {
@@ -39,7 +42,7 @@ function drawCloseup() {
 }
 
 function drawDecisions() {
-  draw(element("decisions"), decisionsChart(data, state.shown));
+  draw(element("decisions"), decisionsChart(data, state.shown, element("decisions").clientWidth));
 }
 
 function drawAll() {
