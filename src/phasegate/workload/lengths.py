@@ -103,9 +103,8 @@ class Lognormal:
         """See LengthLaw."""
         excess = self.mean - 1.0
         variance = math.log1p((self.cv * self.mean / excess) ** 2)
-        return 1 + _round(
-            rng.lognormal(math.log(excess) - variance / 2.0, math.sqrt(variance), n), rng
-        )
+        log_mean = math.log(excess) - variance / 2.0
+        return _round(1.0 + rng.lognormal(log_mean, math.sqrt(variance), n), rng)
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class Gamma:
 
     def sample(self, rng: np.random.Generator, n: int) -> Lengths:
         """See LengthLaw."""
-        return 1 + _round(rng.gamma(self.shape, (self.mean - 1.0) / self.shape, n), rng)
+        return _round(1.0 + rng.gamma(self.shape, (self.mean - 1.0) / self.shape, n), rng)
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +196,7 @@ def canonical_law(text: str) -> str:
         value = float(argument)
     except ValueError:
         raise WorkloadError(
-            f"{text!r}: the law {name} needs a number; write {name}:{parameter}"
+            f"{text!r}: the law {name} needs a number ({parameter}), e.g. {name}:0.5"
         ) from None
     _LAWS[name][1](2.0, value)  # checks the range of the parameter
     return f"{name}:{format_number(value)}"

@@ -55,11 +55,13 @@ class OpenSource:
     """Sends the requests of a table at their arrival times, whatever happens to them."""
 
     def __init__(self, table: RequestTable) -> None:
-        """Raises WorkloadError if the table has no arrival times."""
+        """Raises WorkloadError if the table has no arrival times, or has infinite ones."""
         if table.arrival is None:
             raise WorkloadError(
                 f"{table.label}: there are no arrival times; give a rate or a concurrency"
             )
+        if not math.isfinite(table.arrival[-1]):
+            raise WorkloadError(f"{table.label}: so slow that time overflows; give a higher rate")
         self.table = table
         self.total: int | None = len(table)
         self.label = table.label
@@ -77,7 +79,7 @@ class OpenSource:
     def take(self, now: float) -> list[Request]:
         """See Source."""
         taken: list[Request] = []
-        while self._next <= now:
+        while self._next <= now and self._block:  # the latter for now = inf
             start = self._position
             stop = self._position = bisect_right(self._arrivals, now, start)
             taken += self._block[start:stop]
