@@ -10,12 +10,10 @@ from collections.abc import Callable, Sequence
 from phasegate.engine.clock import Clock
 from phasegate.engine.record import Recorder
 from phasegate.engine.step import Batch, Runner
-from phasegate.policy.base import UNLIMITED, Finished, Plan, Policy, Started, StepReport
+from phasegate.policy.base import Finished, Policy, Started, StepReport
 from phasegate.scheduler.request import Request, State
 from phasegate.scheduler.scheduler import Scheduler
 from phasegate.workload.source import Source
-
-_ANYTHING = Plan(decode=True, admit=UNLIMITED, prefill_tokens=UNLIMITED, capacity=UNLIMITED)
 
 
 class Engine:
@@ -25,7 +23,6 @@ class Engine:
     and while there is work every step makes progress, whatever the policy answers.
 
     Attributes:
-        overridden: steps in which the policy planned nothing although something could run.
         submitted, ended: requests that came, and that left in whatever way.
         on_end: called with every request that ended, rejected ones included.
     """
@@ -42,7 +39,6 @@ class Engine:
         self.policy, self.scheduler, self.runner, self.clock = policy, scheduler, runner, clock
         self.recorder = recorder
         self.on_end = on_end
-        self.overridden = 0
         self.submitted = 0
         self.ended = 0
         self._arrived: list[int] = []
@@ -99,9 +95,6 @@ class Engine:
         plan = self.policy.plan(scheduler.snapshot(now))
         before = scheduler.tick
         batch = scheduler.form(plan, now)
-        if not batch.prefill and not batch.decodes:
-            self.overridden += 1
-            batch = scheduler.form(_ANYTHING, now)
         if scheduler.preempted:
             self._take_back(scheduler.preempted, before)
         if until < batch.until:

@@ -14,10 +14,13 @@ from typing import Protocol
 
 from phasegate.scheduler.request import Request, State
 
+_FEW = 32
+"""Dead requests that a queue does not bother to remove."""
+
 
 class WaitingQueue(Protocol):
     """Requests in the order in which they are to be admitted. An aborted request may stay inside
-    until it comes to the head; it is neither counted nor returned."""
+    for a while; it is neither counted nor returned."""
 
     def __len__(self) -> int: ...
 
@@ -26,7 +29,7 @@ class WaitingQueue(Protocol):
         ...
 
     def forget(self) -> None:
-        """A request inside is not WAITING any more (aborted)."""
+        """A request inside is not WAITING any more (aborted). Amortised O(1)."""
         ...
 
     def peek(self) -> Request | None:
@@ -67,6 +70,8 @@ class FcfsQueue:
     def forget(self) -> None:
         """A request inside was aborted."""
         self._live -= 1
+        if len(self._items) > 2 * self._live + _FEW:
+            self._items = deque(r for r in self._items if r.state is State.WAITING)
 
     def peek(self) -> Request | None:
         """The head, or None."""
@@ -110,6 +115,8 @@ class PriorityQueue:
     def forget(self) -> None:
         """A request inside was aborted."""
         self._live -= 1
+        if len(self._items) > 2 * self._live + _FEW:
+            self._items = [r for r in self._items if r.state is State.WAITING]
 
     def peek(self) -> Request | None:
         """The head, or None."""

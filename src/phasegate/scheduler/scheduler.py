@@ -8,14 +8,21 @@ O(admitted + finished), not O(running).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from operator import attrgetter
 
 from phasegate.engine.step import Batch, Slice
-from phasegate.policy.base import Plan, Snapshot
+from phasegate.policy.base import UNLIMITED, Plan, Snapshot
 from phasegate.scheduler.kv import KVCache
 from phasegate.scheduler.limits import Limits
 from phasegate.scheduler.queue import FcfsQueue, PriorityQueue, WaitingQueue
 from phasegate.scheduler.request import Request, State
+
+_DECODE = Plan(decode=True, admit=0, prefill_tokens=0, capacity=UNLIMITED)
+_PREFILL = Plan(decode=False, admit=UNLIMITED, prefill_tokens=UNLIMITED, capacity=UNLIMITED)
+
+_by_order = attrgetter("order")
 
 
 class Scheduler:
@@ -29,6 +36,8 @@ class Scheduler:
         capacity: N of the last plan.
         kv_blocked: the head of the queue did not fit into KV and nothing has left it since.
         preempted: requests that the last `form` preempted.
+        admitted: how many requests the last `form` admitted.
+        overridden: batches for which the policy planned nothing although something could run.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -46,11 +55,10 @@ class Scheduler:
         self.kv_blocked = False
         self.preempted: list[Request] = []
         self.admitted = 0
+        self.overridden = 0
         self._submitted = 0
         self._priorities = limits.order == "priority"
-        self._classes: Counter[int] = (
-            Counter()
-        )  # running requests by priority, if that is the order
+        self._classes: Counter[int] = Counter()  # running, by priority (order "priority" only)
 
     # ---------------------------------------------------------------- requests come and go
     def submit(self, request: Request, now: float) -> bool:
@@ -71,8 +79,9 @@ class Scheduler:
         limit = self.limits.queue_limit
         if self.kv.pages_for(need) > self.kv.pages:
             request.reason = (
-                f"prompt {request.prompt} + max_tokens {request.max_tokens} needs {need} KV "
-                f"tokens, the cache holds {self.kv.capacity}; shorten the prompt or lower max_tokens"
+                f"prompt {request.prompt} + max_tokens {request.max_tokens} needs {need} "
+                f"KV tokens, the cache holds {self.kv.capacity}; shorten the prompt or lower "
+                "max_tokens"
             )
         elif request.prompt < 1 or request.max_tokens < 1:
             request.reason = (
@@ -84,6 +93,8 @@ class Scheduler:
             request.state = State.WAITING
             self.requests[request.id] = request
             self.queue.add(request)
+            if self._priorities and self.queue.peek() is request:
+                self.kv_blocked = False  # that was about another head
             return True
         request.state = State.REJECTED
         request.finished_at = now
@@ -94,12 +105,13 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is None:
             return None
-        if request.state is State.WAITING:
-            self.queue.forget()
-            self.kv_blocked = False  # the blocked head may be the one that left
-        else:
+        waiting = request.state is State.WAITING
+        if not waiting:
             self._vacate(request)
         self._end(request, State.ABORTED, now)
+        if waiting:
+            self.queue.forget()
+            self.kv_blocked = False  # the blocked head may be the one that left
         return request
 
     def finish(self, request: Request, now: float) -> None:
@@ -118,7 +130,7 @@ class Scheduler:
             self._classes[request.priority] -= 1
         if request.state is State.DECODING:
             del self.decoding[request.id]
-            held = request.to_prefill + self.tick - request.joined
+            held = self._held(request)
             request.generated += self.tick - request.joined
             self.context -= held
             self.kv.leave(held, self.tick)
@@ -129,6 +141,12 @@ class Scheduler:
             self._prefill_held -= request.to_prefill
             self.kv.drop(request.to_prefill)
         self.kv_blocked = False
+
+    def _held(self, request: Request) -> int:
+        """KV tokens that a running request holds."""
+        if request.state is State.DECODING:
+            return request.to_prefill + self.tick - request.joined
+        return request.to_prefill
 
     def generated(self, request: Request) -> int:
         """Output tokens of `request` so far."""
@@ -175,78 +193,66 @@ class Scheduler:
 
     def _urgent(self, head: Request | None) -> bool:
         """Whether the head of the queue may push a running request out of its slot."""
-        return head is not None and self._displaceable(head) is not None
+        if head is None or self.kv_blocked:
+            return False
+        return next(self._below(head), None) is not None
 
-    def _displaceable(self, head: Request) -> Request | None:
-        """The running request that `head` may displace. It must be of a lower class *and* behind
+    def _below(self, head: Request) -> Iterator[Request]:
+        """The running requests that `head` may displace. They are of a lower class *and* behind
         `head` in the aged order, so that an old low-priority request is left alone."""
-        if not any(self._classes[c] for c in self._classes if c > head.priority):
-            return None
-        victim: Request | None = None
-        for group in (self.prefilling, self.decoding):
-            for request in group.values():
-                if (
-                    request.priority > head.priority
-                    and request.order > head.order
-                    and (victim is None or request.order > victim.order)
-                ):
-                    victim = request
-        return victim
+        if any(self._classes[c] for c in self._classes if c > head.priority):
+            for request in chain(self.prefilling.values(), self.decoding.values()):
+                if request.priority > head.priority and request.order > head.order:
+                    yield request
 
     # ---------------------------------------------------------------- batches
     def form(self, plan: Plan, now: float) -> Batch:
-        """Form the next batch: decodes, then started prompts, then new ones.
-
-        Growth of what decodes comes first; if KV has no room for it, the latest (lowest priority)
-        running requests are preempted and recomputed later.
-        """
+        """Form the next batch, within plan and limits. While there is work it is never empty:
+        if nothing that could run may run, the plan is overridden (invariant I4)."""
         self.preempted = []
         self.admitted = 0
-        limits = self.limits
-        self.capacity = capacity = min(plan.capacity, limits.running)
+        batch = self._form(plan, now)
+        if not batch.decodes and not batch.prefill and self.requests:
+            self.overridden += 1
+            while not batch.decodes and not batch.prefill:
+                batch = self._form(_DECODE if self.decoding else _PREFILL, now)
+        return batch
+
+    def _form(self, plan: Plan, now: float) -> Batch:
+        """Decodes, then started prompts, then new ones; decodes get the KV they grow by first."""
+        kv = self.kv
+        self.capacity = min(plan.capacity, self.limits.running)
         decodes = 0
-        repeat = 1
         if plan.decode and self.decoding:
-            kv = self.kv
             while kv.growth(self.tick) > kv.free_pages:
+                # The latest (of the lowest priority) goes, and is recomputed later.
                 self._preempt(self._last_running())
             decodes = len(self.decoding)
 
         slices: list[Slice] = []
         tokens = 0
         attention = 0.0
-        budget = min(plan.prefill_tokens, limits.token_budget - decodes)
+        budget = min(plan.prefill_tokens, self.limits.token_budget - decodes)
         if budget > 0:
-            chunk = plan.chunk
+            chunk = max(plan.chunk, 1)
+            if plan.admit > 0 and not self.preempted:
+                self._admit_waiting(plan, budget, chunk, now)
+                if decodes:  # a more urgent request may have displaced some
+                    decodes = len(self.decoding)
             for request in self.prefilling.values():
+                start = request.prefilled
+                left = request.to_prefill - start
+                length = min(chunk, budget - tokens, left)
+                attention += length * (start + 0.5 * length)
+                tokens += length
+                slices.append(Slice(request, start, length, length == left))
                 if tokens >= budget:
                     break
-                length = min(chunk, budget - tokens, request.to_prefill - request.prefilled)
-                attention += length * (request.prefilled + 0.5 * length)
-                tokens += length
-                slices.append(_slice(request, length))
-            if plan.admit > 0 and not self.preempted:
-                admit = plan.admit
-                reserve = self.kv.pages_for(plan.kv_reserve)
-                if decodes:
-                    reserve += self.kv.growth(self.tick)
-                while admit > 0 and tokens < budget:
-                    head = self.queue.peek()
-                    if head is None or not self._make_room(head, capacity, reserve):
-                        break
-                    self._admit(head, now)
-                    admit -= 1
-                    length = min(chunk, budget - tokens, head.to_prefill)
-                    attention += 0.5 * length * length
-                    tokens += length
-                    slices.append(_slice(head, length))
-        if decodes:
-            # A more urgent head may have displaced decoding requests in _make_room.
-            decodes = len(self.decoding)
+        repeat = 1
         if decodes:
             if not slices and plan.repeat > 1:
-                repeat = max(1, min(plan.repeat, self.kv.ticks_that_fit(decodes)))
-            self.kv.grow(self.tick)
+                repeat = max(1, min(plan.repeat, kv.ticks_that_fit(decodes)))
+            kv.grow(self.tick)
         return Batch(
             slices,
             self.decoding.values(),
@@ -259,27 +265,61 @@ class Scheduler:
             now,
         )
 
-    def _make_room(self, head: Request, capacity: int, reserve: int) -> bool:
-        """Whether `head` can be admitted now; a more urgent head displaces a running request."""
-        while True:
-            need = self.kv.pages_for(head.to_prefill)
-            # Alone in the cache a request always fits, whatever a policy wants to keep free.
-            fits = need + reserve <= self.kv.free_pages or not self.kv.used_pages
-            if fits and self.running < capacity:
-                return True
-            victim = self._displaceable(head) if self._priorities else None
-            if victim is None:
-                if not fits:
-                    self.kv_blocked = True
-                return False
+    def _admit_waiting(self, plan: Plan, budget: int, chunk: int, now: float) -> None:
+        """Admit from the head of the queue what the batch has prefill tokens for."""
+        reserve = self.kv.pages_for(max(plan.kv_reserve, 0))
+        if plan.decode:
+            reserve += self.kv.growth(self.tick)
+        admit = plan.admit
+        tokens = self._started_tokens(budget, chunk)
+        while admit > 0 and tokens < budget:
+            head = self.queue.peek()
+            if head is None or not self._make_room(head, reserve):
+                break
+            self._admit(head, now)
+            admit -= 1
+            tokens += min(chunk, head.to_prefill - head.prefilled)
+
+    def _started_tokens(self, budget: int, chunk: int) -> int:
+        """Prefill tokens of this batch that belong to requests admitted before."""
+        if chunk >= self.pending:
+            return self.pending
+        tokens = 0
+        for request in self.prefilling.values():
+            if tokens >= budget:
+                break
+            tokens += min(chunk, request.to_prefill - request.prefilled)
+        return tokens
+
+    def _make_room(self, head: Request, reserve: int) -> bool:
+        """Whether `head` can be admitted now and leave `reserve` pages free. A more urgent head
+        displaces running requests, unless even that would not make it fit."""
+        kv = self.kv
+        running = self.running
+        # Alone in the cache a request always fits, whatever a policy wants to keep free.
+        missing = kv.pages_for(head.to_prefill) + reserve - kv.free_pages if running else 0
+        if missing <= 0 and running < self.capacity:
+            return True
+        victims = []
+        for victim in sorted(self._below(head), key=_by_order, reverse=True):
+            victims.append(victim)
+            running -= 1
+            missing = missing - kv.pages_for(self._held(victim)) if running else 0
+            if missing <= 0:
+                break
+        if missing > 0:
+            self.kv_blocked = True
+            return False
+        for victim in victims:
             self._preempt(victim)
+        return bool(victims)
 
     def _admit(self, request: Request, now: float) -> None:
         self.queue.pop()
         if self._priorities:
             self._classes[request.priority] += 1
         self.kv.take(request.to_prefill)
-        self.pending += request.to_prefill
+        self.pending += request.to_prefill - request.prefilled
         self._prefill_held += request.to_prefill
         self.prefilling[request.id] = request
         self.admitted += 1
@@ -287,22 +327,13 @@ class Scheduler:
         if request.admitted_at < 0.0:
             request.admitted_at = now
 
-    def _last_running(self) -> Request | None:
+    def _last_running(self) -> Request:
         """The running request that comes last in the order of the queue."""
-        last: Request | None = None
-        for group in (self.prefilling, self.decoding):
-            for request in group.values():
-                if last is None or request.order > last.order:
-                    last = request
-        return last
+        return max(chain(self.prefilling.values(), self.decoding.values()), key=_by_order)
 
-    def _preempt(self, request: Request | None) -> None:
+    def _preempt(self, request: Request) -> None:
         """Back to the queue; prompt and generated tokens are recomputed at the next admission."""
-        if request is None:
-            raise RuntimeError("KV cache overcommitted: nobody to preempt")
-        lost = request.prefilled
-        if request.state is State.DECODING:
-            lost = request.to_prefill + self.tick - request.joined
+        lost = self._held(request) if request.state is State.DECODING else request.prefilled
         self._vacate(request)
         request.recomputed += lost
         request.preemptions += 1
@@ -341,8 +372,3 @@ class Scheduler:
                 self.kv.join(request.to_prefill, tick)
                 started.append(request)
         return started
-
-
-def _slice(request: Request, length: int) -> Slice:
-    start = request.prefilled
-    return Slice(request, start, length, start + length == request.to_prefill)
