@@ -151,6 +151,7 @@ def test_engine_limits_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> N
         (["--policy", "mixed", "--policy", "mixed"], "--policy mixed is given twice"),
         (["--profile", "h200/qwen3"], "did you mean h200/qwen3-8b?"),
         (["--json", "nowhere/a.json"], "folder nowhere does not exist; create it first"),
+        (["--html", "-"], "--html - is not possible"),
         (["--html", "."], "it is a folder"),
         (["--html", "same", "--json", "same"], "--json and --html both write same"),
         (["--kv", "5", "--page", "16"], "less than one page"),

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from phasegate.cli.traffic import (
@@ -160,9 +160,11 @@ def command(
         console.print(Text(f"wrote {json}", style="dim"))
 
 
-def _check_outputs(*paths: Path | None) -> None:
+def _check_outputs(json: Path | None, html: Path | None) -> None:
     """Say before the work, not after it, that a result cannot be written."""
-    wanted = [path for path in paths if path is not None]
+    if html == Path("-"):
+        raise InputError("--html - is not possible, the page is a file; give it a name")
+    wanted = [path for path in (json, html) if path is not None]
     for path in wanted:
         check_writable(path)
     if len({path.resolve() for path in wanted}) < len(wanted):
@@ -239,7 +241,7 @@ def _progress() -> Progress:
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.completed:,.0f}/{task.total:,.0f} requests"),
-        TimeElapsedColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
         console=console,
         transient=True,
         disable=not console.is_terminal,
