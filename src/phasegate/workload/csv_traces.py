@@ -41,7 +41,10 @@ def row_parser(header: str) -> Callable[[str], Row] | None:
         WorkloadError: the header belongs to a known format, but a column is missing or there
             twice.
     """
-    names = [_key(name) for name in _fields(header)]
+    try:
+        names = [_key(name) for name in _fields(header)]
+    except BadRowError:
+        return None
     for form in FORMATS:
         wanted = form[1:]
         missing = [column for column in wanted if _key(column) not in names]
