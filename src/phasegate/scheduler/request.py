@@ -38,7 +38,8 @@ class Request:
             None when a real model decides. No scheduler and no policy may read it.
         payload: whatever the runner needs (token ids, sampling parameters); opaque here.
         prefilled, to_prefill: tokens of the prompt (plus what was generated before a
-            preemption) that are processed / have to be processed before decoding.
+            preemption) that are processed / have to be processed before decoding. `prefilled`
+            may be above 0 at arrival: the KV of these tokens is then taken as present.
         generated: output tokens produced before the current stay in DECODING; see
             `Scheduler.generated` for the running value.
         joined: the batch clock (decode ticks) when it began to decode; -1 before.

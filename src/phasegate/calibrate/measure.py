@@ -1,0 +1,218 @@
+"""Measuring iterations: prefill-only, decode-only and mixed, at several sizes and contexts.
+
+The real engine runs with a policy that does as it is told, so what is measured is what serving
+costs, host time included. Contexts are not computed: the KV of a context is declared present
+(`Request.prefilled`), since its content does not change how long an iteration takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from random import Random
+
+from phasegate.calibrate.fit import Sample
+from phasegate.engine.clock import Clock
+from phasegate.engine.loop import Engine
+from phasegate.engine.step import Runner
+from phasegate.errors import InputError
+from phasegate.policy.base import UNLIMITED, Decision, Plan, Snapshot, StepReport
+from phasegate.scheduler.limits import Limits
+from phasegate.scheduler.request import Request
+from phasegate.scheduler.scheduler import Scheduler
+
+MakeRequest = Callable[[int, int, int], Request]
+"""(id, prompt length, max_tokens) -> a request that the runner accepts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """What to measure.
+
+    Attributes:
+        contexts: context lengths of the decoding requests, tokens.
+        decodes: numbers of decoding requests.
+        chunks: prompt tokens in an iteration.
+        starts: prompt tokens already processed before a chunk (prefill attention).
+        repeat: iterations per composition and round.
+    """
+
+    contexts: tuple[int, ...] = (64, 256, 512, 1024, 2048)
+    decodes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    chunks: tuple[int, ...] = (16, 64, 256, 1024, 2048)
+    starts: tuple[int, ...] = (0, 1024)
+    repeat: int = 3
+
+    def within(self, limits: Limits, longest: int) -> Design:
+        """The part that fits slots, token budget, KV and a model of `longest` positions.
+
+        Raises InputError if too little is left to fit a cost model.
+        """
+        kv = limits.kv_capacity
+        decodes = tuple(n for n in self.decodes if n <= limits.running)
+        contexts = tuple(c for c in self.contexts if c + 64 <= min(longest, kv // 2))
+        chunks = tuple(
+            s for s in self.chunks if s <= limits.token_budget and s + 1 <= min(longest, kv // 4)
+        )
+        starts = tuple(s for s in self.starts if s + max(chunks, default=0) + 1 <= longest)
+        if len(contexts) < 2 or not chunks or not starts:
+            raise InputError(
+                f"kv_capacity {kv} tokens and {longest} positions leave no room to vary context "
+                "and chunk; calibrate with more KV or a longer model"
+            )
+        return Design(contexts, decodes, chunks, starts, self.repeat)
+
+
+class _Obedient:
+    """A policy that runs the plan it was handed and keeps the report."""
+
+    spec = "calibrate"
+    decision = Decision("calibrate", None, 0)
+
+    def __init__(self) -> None:
+        self.next = Plan(True, 0, 0, UNLIMITED)
+        self.report: StepReport | None = None
+
+    def plan(self, now: Snapshot) -> Plan:
+        return self.next
+
+    def observe(self, step: StepReport) -> None:
+        self.report = step
+
+
+class _Bench:
+    """The engine under measurement."""
+
+    def __init__(
+        self, runner: Runner, clock: Clock, limits: Limits, make_request: MakeRequest
+    ) -> None:
+        self._policy = _Obedient()
+        self._engine = Engine(self._policy, Scheduler(limits), runner, clock)
+        self._make = make_request
+        self._limits = limits
+        self._next_id = 0
+
+    def submit(self, present: int, prompt: int, max_tokens: int) -> int:
+        """Queue a request with `present` of its `prompt` tokens declared to be in KV."""
+        request = self._make(self._next_id, prompt, max_tokens)
+        request.prefilled = present
+        self._next_id += 1
+        self._engine.submit(request)
+        return request.id
+
+    def step(self, plan: Plan) -> Sample:
+        """Run one iteration."""
+        self._policy.next = plan
+        self._engine.step()
+        report = self._policy.report
+        assert report is not None
+        return Sample(
+            report.prefill_tokens,
+            report.prefill_attention,
+            report.decodes,
+            report.context_tokens,
+            report.durations[0],
+        )
+
+    def abort(self, *ids: int) -> None:
+        """Drop requests."""
+        for request_id in ids:
+            self._engine.abort(request_id)
+
+    def decoders(self, count: int, context: int, ticks: int) -> list[int]:
+        """`count` requests that decode at `context`, with room for `ticks` more tokens."""
+        ids = [self.submit(context - 1, context, ticks + 2) for _ in range(count)]
+        while self._engine.scheduler.prefilling or len(self._engine.scheduler.queue):
+            self.step(Plan(False, UNLIMITED, self._limits.token_budget, UNLIMITED))
+        return ids
+
+    def prefill(self, start: int, chunk: int, decode: bool) -> Sample:
+        """One iteration that processes `chunk` prompt tokens behind `start` present ones."""
+        filler = self.submit(start, start + chunk + 1, 1)
+        sample = self.step(Plan(decode, 1, chunk, UNLIMITED, chunk))
+        self.abort(filler)
+        return sample
+
+    def decode(self) -> Sample:
+        """One decode-only iteration."""
+        return self.step(Plan(True, 0, 0, UNLIMITED))
+
+
+def measure(
+    runner: Runner,
+    clock: Clock,
+    limits: Limits,
+    make_request: MakeRequest,
+    design: Design,
+    *,
+    time_limit: float,
+    rounds: int = 1000,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
+) -> list[Sample]:
+    """Measure iterations until `time_limit` seconds have passed on `clock` or `rounds` are done.
+
+    Each round visits all compositions that fit, in a new random order, so that drift of the
+    machine hits all of them alike. The first visit of a composition is a warm-up and is dropped
+    if there was a second one.
+
+    Args:
+        runner, clock, limits: the engine to measure; nothing else may use it.
+        make_request: makes requests for this runner.
+        design: what to measure, see `Design.within`.
+        time_limit: seconds on `clock`; the first round is always finished up to what is needed
+            for a fit (every kind of iteration at two contexts).
+        rounds: the most rounds.
+        seed: of the order.
+        progress: called with the share of the time limit that has passed.
+    """
+    bench = _Bench(runner, clock, limits, make_request)
+    began = clock.now()
+    groups = list(_groups(design, limits))
+    order = Random(seed)
+    first: list[Sample] = []
+    later: list[Sample] = []
+    for turn in range(rounds):
+        order.shuffle(groups)
+        for count, context in groups:
+            if clock.now() - began >= time_limit and (turn or _enough(first)):
+                return later if _enough(later) else first + later
+            (later if turn else first).extend(_visit(bench, design, count, context))
+            if progress is not None:
+                progress(min(1.0, (clock.now() - began) / time_limit))
+    return later if _enough(later) else first + later
+
+
+def _groups(design: Design, limits: Limits) -> Iterator[tuple[int, int]]:
+    """(decoding requests, context) that fit KV, smallest first; (0, 0): prefill alone."""
+    yield 0, 0
+    spare = max(design.chunks) + max(design.starts) + 2 * limits.page
+    for context in design.contexts:
+        for count in design.decodes:
+            need = count * (context + 64 + limits.page)
+            if need + spare <= limits.kv_capacity:
+                yield count, context
+
+
+def _visit(bench: _Bench, design: Design, count: int, context: int) -> Iterator[Sample]:
+    """Samples with `count` requests decoding at `context`."""
+    if not count:
+        for chunk in design.chunks:
+            for start in design.starts:
+                yield bench.prefill(start, chunk, decode=False)
+        return
+    ticks = design.repeat + len(design.chunks) + 1
+    ids = bench.decoders(count, context, ticks)
+    for _ in range(design.repeat):
+        yield bench.decode()
+    for i, chunk in enumerate(design.chunks):
+        if chunk + count <= bench._limits.token_budget:
+            yield bench.prefill(design.starts[i % len(design.starts)], chunk, decode=True)
+    bench.abort(*ids)
+
+
+def _enough(samples: list[Sample]) -> bool:
+    """Whether these samples can be fitted."""
+    alone = any(s.decodes == 0 for s in samples)
+    contexts = {s.context_tokens // s.decodes // 32 for s in samples if s.decodes}
+    return alone and len(contexts) >= 2 and len(samples) >= 24
