@@ -13,10 +13,14 @@ a new region leaves its neighbours' expected growth alone as long as there is an
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right, insort
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+_LIGHT = 0.3
+"""Below this share of the free space in the largest hole, compaction is worth its while."""
 
 
 class Move(NamedTuple):
@@ -169,7 +173,7 @@ class Arena:
         self.used -= region.size
 
     # ---------------------------------------------------------------- compaction
-    def tidy(self, limit: int, target: float = 0.3) -> Sequence[Move]:
+    def tidy(self, limit: int, target: float = _LIGHT) -> Sequence[Move]:
         """Enlarge the largest hole with moves of at most `limit` tokens in all.
 
         Stops as soon as `contiguity` reaches `target`, or when no region next to the largest
@@ -372,3 +376,32 @@ class Arena:
 
     def _gap_before(self, index: int) -> int:
         return self._order[index][0] - (self._end(index - 1) if index > 0 else 0)
+
+
+class Tidier:
+    """Compaction between iterations, kept within bounds (THEORY section 7): light, only while the
+    free space is in pieces, so many tokens per gap and ten times as many per period of 5 s."""
+
+    def __init__(
+        self,
+        per_gap: int,
+        clock: Callable[[], float] = time.monotonic,
+        period: float = 5.0,
+    ) -> None:
+        self._per_gap = per_gap
+        self._clock = clock
+        self._period = period
+        self._period_ends = 0.0
+        self._left = 0
+
+    def tidy(self, arena: Arena) -> Sequence[Move]:
+        """The moves for this gap; carry them out before the next iteration."""
+        if arena.contiguity() >= _LIGHT:
+            return ()
+        now = self._clock()
+        if now >= self._period_ends:
+            self._period_ends = now + self._period
+            self._left = 10 * self._per_gap
+        moves = arena.tidy(min(self._per_gap, self._left))
+        self._left -= sum(move.length for move in moves)
+        return moves

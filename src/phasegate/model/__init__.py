@@ -1,0 +1,1 @@
+"""A real model behind the engine: PyTorch, transformers' model code, our attention and KV."""

@@ -1,0 +1,113 @@
+"""Decode iterations as CUDA graphs: one launch instead of a thousand.
+
+A captured graph has fixed shapes and addresses. So there is one graph per bucket of batch sizes,
+they share static inputs, and rows beyond the batch stand for nobody: their region is the spare
+token at the end of the KV memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+
+from phasegate.model.attention import DecodeKernels, PackedStep
+from phasegate.model.kv_memory import KVMemory
+
+_IDS, _POSITIONS, _STARTS, _LENGTHS = range(4)
+
+
+def buckets(slots: int) -> list[int]:
+    """Batch sizes to capture, up to `slots`: close together, so that little is computed for
+    nobody (at most 8 rows, or an eighth of the batch)."""
+    sizes = [1, 2, 4, 8]
+    while sizes[-1] < slots:
+        sizes.append(sizes[-1] + max(8, sizes[-1] // 64 * 8))
+    return [size for size in sizes if size < slots] + [slots]
+
+
+class DecodeGraphs:
+    """Captured decode iterations of a model on a GPU; captured the first time a size is needed,
+    and from then on replayed."""
+
+    def __init__(
+        self, model: PreTrainedModel, memory: KVMemory, kernels: DecodeKernels, slots: int
+    ) -> None:
+        self._model, self._memory, self._kernels = model, memory, kernels
+        self._sizes = buckets(slots)
+        self._graphs: dict[int, tuple[Any, torch.Tensor]] = {}
+        self._pool: Any = None
+        self._inputs = torch.zeros(4, slots, dtype=torch.int64, device=model.device)
+        self._host = torch.zeros(4, slots, dtype=torch.int64).pin_memory()
+
+    def _clear(self, host: npt.NDArray[np.int64], n: int) -> None:
+        """Rows from `n` on stand for nobody."""
+        host[_IDS, n:] = host[_POSITIONS, n:] = 0
+        host[_STARTS, n:] = self._memory.tokens
+        host[_LENGTHS, n:] = 1
+
+    def capture_all(self) -> None:
+        """Capture every size now, largest first (the others then share its memory)."""
+        for size in reversed(self._sizes):
+            self._graph(size)
+
+    def run(
+        self,
+        tokens: npt.NDArray[np.int64],
+        starts: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+    ) -> torch.Tensor:
+        """Logits [rows, vocabulary] of one decode iteration; valid until the next call.
+
+        Args:
+            tokens, starts, lengths: [rows]: last token, region start, and context length with
+                the token decoded now.
+        """
+        n = len(tokens)
+        host = self._host.numpy()
+        host[_IDS, :n], host[_POSITIONS, :n] = tokens, lengths - 1
+        host[_STARTS, :n], host[_LENGTHS, :n] = starts, lengths
+        self._clear(host, n)
+        graph, logits = self._graph(next(size for size in self._sizes if size >= n))
+        self._inputs.copy_(self._host, non_blocking=True)
+        graph.replay()
+        return logits[:n]
+
+    def _graph(self, size: int) -> tuple[Any, torch.Tensor]:
+        if size not in self._graphs:
+            self._graphs[size] = self._capture(size)
+        return self._graphs[size]
+
+    def _capture(self, size: int) -> tuple[Any, torch.Tensor]:
+        nobody = torch.zeros(self._inputs.shape, dtype=torch.int64)
+        self._clear(nobody.numpy(), 0)
+        self._inputs.copy_(nobody)  # the forward passes below must not write into a region
+        stream = torch.cuda.Stream(self._model.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # kernels are compiled and chosen outside the capture
+            for _ in range(2):
+                self._forward(size)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = self._forward(size)
+        if self._pool is None:
+            self._pool = graph.pool()
+        return graph, logits
+
+    def _forward(self, size: int) -> torch.Tensor:
+        x = self._inputs
+        step = PackedStep(
+            self._memory, self._kernels, size, x[_STARTS, :size], x[_LENGTHS, :size], []
+        )
+        output = self._model(
+            input_ids=x[_IDS, :size].unsqueeze(0),
+            position_ids=x[_POSITIONS, :size].unsqueeze(0),
+            use_cache=False,
+            step=step,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits

@@ -1,0 +1,70 @@
+"""Linear layers with their weights laid out for oneDNN once, instead of at every call.
+
+With few rows (a decode iteration has as many as there are requests) PyTorch's float32 linear
+spends a good part of its time rearranging the weight. benchmarks/kernels.py measures both.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+_WIDEST = 4096
+"""Output features per piece: wider layers (vocabulary projections) run faster in pieces."""
+
+
+class PackedLinear(nn.Module):
+    """`nn.Linear` for inference on the CPU, float32 or bfloat16. Keeps no unpacked weight."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight = linear.weight.detach()
+        wide = self.out_features > 2 * _WIDEST
+        pieces = torch.split(weight, _WIDEST) if wide else (weight,)
+        self._weights = [torch.ops.mkldnn._reorder_linear_weight(w.contiguous()) for w in pieces]
+        self._biases: list[torch.Tensor | None] = [None] * len(pieces)
+        if linear.bias is not None:
+            self._biases = [*torch.split(linear.bias.detach(), len(pieces[0]))]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., in_features] -> [..., out_features]."""
+        parts: list[torch.Tensor] = [
+            torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+            for weight, bias in zip(self._weights, self._biases, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def _works(dtype: torch.dtype) -> bool:
+    """Whether this PyTorch has the operations, and they compute what nn.Linear computes."""
+    linear = nn.Linear(48, 40).to(dtype)
+    x = torch.linspace(-1.0, 1.0, 3 * 48).view(3, 48).to(dtype)
+    try:
+        difference = (PackedLinear(linear)(x) - linear(x)).abs().max()
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+    return bool(difference <= (1e-5 if dtype is torch.float32 else 3e-2))
+
+
+@torch.no_grad()
+def pack_linear_layers(model: nn.Module) -> int:
+    """Replace every plain `nn.Linear` of a CPU model; returns how many were replaced.
+
+    Nothing changes where PyTorch comes without oneDNN, on other devices, or for layers that are
+    subclasses of nn.Linear (quantised ones, adapters).
+    """
+    parameter = next(model.parameters())
+    if parameter.device.type != "cpu" or parameter.dtype not in (torch.float32, torch.bfloat16):
+        return 0
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return 0
+    if not _works(parameter.dtype):
+        return 0
+    replaced = 0
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear and child.weight.dtype == parameter.dtype:
+                setattr(module, name, PackedLinear(child))
+                replaced += 1
+    return replaced
