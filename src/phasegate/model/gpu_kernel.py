@@ -1,0 +1,84 @@
+# mypy: ignore-errors
+# (compiled by Triton from source: its types are not Python's)
+"""The decode attention kernels themselves, in Triton. See `gpu_attention`."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend(
+    q_ptr, new_k_ptr, new_v_ptr, k_ptr, v_ptr, starts_ptr, lengths_ptr, out_ptr, sums_ptr,
+    scale, window,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+    GROUP_PADDED: tl.constexpr, DIM_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """One request, one KV head, one part of the context."""
+    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start, n = tl.load(starts_ptr + row), tl.load(lengths_ptr + row)
+    g, d = tl.arange(0, GROUP_PADDED), tl.arange(0, DIM_PADDED)
+    in_dim = d < DIM
+    q_rows = (row * KV_HEADS + head) * GROUP + g
+    q_mask = (g < GROUP)[:, None] & in_dim[None, :]
+    q = tl.load(q_ptr + q_rows[:, None] * DIM + d[None, :], mask=q_mask, other=0.0)
+
+    # The new token: one program stores it, all of them take it from where it comes from.
+    new = (row * KV_HEADS + head) * DIM + d
+    new_k = tl.load(new_k_ptr + new, mask=in_dim, other=0.0)
+    new_v = tl.load(new_v_ptr + new, mask=in_dim, other=0.0)
+    if split == 0:
+        last = ((start + n - 1) * KV_HEADS + head) * DIM + d
+        tl.store(k_ptr + last, new_k, mask=in_dim)
+        tl.store(v_ptr + last, new_v, mask=in_dim)
+
+    first = tl.where(window > 0, tl.maximum(n - window, 0), 0)
+    part = tl.cdiv(tl.cdiv(n - first, SPLITS), BLOCK) * BLOCK
+    low = first + split * part
+    high = tl.minimum(low + part, n)
+    top = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PADDED], tl.float32)
+    values = tl.zeros([GROUP_PADDED, DIM_PADDED], tl.float32)
+    for at in range(low, high, BLOCK):
+        t = at + tl.arange(0, BLOCK)
+        inside, fresh = t < high, (t == n - 1)[:, None]
+        place = ((start + t) * KV_HEADS + head)[:, None] * DIM + d[None, :]
+        mask = inside[:, None] & in_dim[None, :]
+        k = tl.load(k_ptr + place, mask=mask, other=0.0)
+        k = tl.where(fresh, new_k[None, :], k)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        s = tl.where(inside[None, :], s, float("-inf"))
+        high_score = tl.maximum(top, tl.max(s, axis=1))
+        p = tl.exp(s - high_score[:, None])
+        shrink = tl.exp(top - high_score)
+        v = tl.load(v_ptr + place, mask=mask, other=0.0)
+        v = tl.where(fresh, new_v[None, :], v)
+        values = values * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        total = total * shrink + tl.sum(p, axis=1)
+        top = high_score
+    empty = total == 0.0
+    values = values / tl.where(empty, 1.0, total)[:, None]
+    if SPLITS == 1:
+        tl.store(out_ptr + q_rows[:, None] * DIM + d[None, :], values, mask=q_mask)
+    else:
+        place = q_rows * SPLITS + split
+        sums = tl.where(empty, float("-inf"), top + tl.log(tl.where(empty, 1.0, total)))
+        tl.store(out_ptr + place[:, None] * DIM + d[None, :], values, mask=q_mask)
+        tl.store(sums_ptr + place, sums, mask=g < GROUP)
+
+
+@triton.jit
+def merge(
+    parts_ptr, sums_ptr, out_ptr,
+    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """One query head of one request: its parts, weighted by their sums."""
+    row = tl.program_id(0)
+    s, d = tl.arange(0, SPLITS), tl.arange(0, DIM_PADDED)
+    sums = tl.load(sums_ptr + row * SPLITS + s)
+    weights = tl.exp(sums - tl.max(sums, axis=0))
+    weights = weights / tl.sum(weights, axis=0)
+    place = (row * SPLITS + s)[:, None] * DIM + d[None, :]
+    parts = tl.load(parts_ptr + place, mask=(d < DIM)[None, :], other=0.0)
+    out = tl.sum(parts * weights[:, None], axis=0)
+    tl.store(out_ptr + row * DIM + d, out, mask=d < DIM)
