@@ -187,7 +187,7 @@ def test_a_crash_names_the_policy_and_leaves_no_file(
     outputs = ["--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html")]
     with pytest.raises(ZeroDivisionError) as caught:
         main([*QUICK, "--policy", "mixed", "--policy", "threshold", *outputs])
-    assert "while simulating threshold" in caught.value.__notes__[0]
+    assert "while running threshold" in caught.value.__notes__[0]
     assert list(tmp_path.iterdir()) == []
 
 

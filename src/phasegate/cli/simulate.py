@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-import shlex
-import sys
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from phasegate.cli.comparison import (
+    STDOUT,
+    check_outputs,
+    check_policies,
+    command_line,
+    introduce,
+    present,
+    run_all,
+)
 from phasegate.cli.traffic import (
     DEFAULT_CONCURRENCY,
     DEFAULT_REQUESTS,
@@ -22,19 +27,14 @@ from phasegate.cli.traffic import (
     Traffic,
 )
 from phasegate.cost.presets import DEFAULT_PRESET
-from phasegate.cost.profile import Profile, load_profile
+from phasegate.cost.profile import load_profile
+from phasegate.engine.record import RunRecord
 from phasegate.engine.simulate import simulate
-from phasegate.errors import InputError
-from phasegate.files import check_writable, write_atomic
 from phasegate.policy.spec import build_policy
-from phasegate.report.html import Context, render
-from phasegate.report.series import run_series
-from phasegate.report.summary import RunSummary, summarise, to_json
-from phasegate.report.table import print_table
+from phasegate.report.html import Context
 from phasegate.scheduler.limits import Limits
 from phasegate.workload.describe import describe
 from phasegate.workload.source import source_of
-from phasegate.workload.table import RequestTable
 
 DEFAULT_POLICIES = ("mixed", "threshold", "hybrid")
 _LIMITS = Limits(kv_capacity=1 << 30)  # for the defaults of everything else
@@ -119,11 +119,11 @@ def command(
 
     With no traffic options: 512-token prompts, 256-token answers, 256 requests in flight.
     """
-    to_stdout = json == Path("-")
-    _check_outputs(None if to_stdout else json, html)
+    check_outputs(json, html)
     traffic = Traffic(workload, trace, concurrency, rate, rate_scale, requests, seed)
     traffic.check()
     device = load_profile(profile or DEFAULT_PRESET)
+    cost = device.cost_model()
     limits = Limits(
         kv_capacity=kv or device.kv_capacity_tokens,
         slots=n,
@@ -132,64 +132,32 @@ def command(
         queue_limit=queue_limit,
     )
     specs = policy or list(DEFAULT_POLICIES)
-    _check_policies(specs, device, limits)
+    check_policies(specs, cost, limits)
     table = traffic.table()
 
-    console = Console(stderr=to_stdout, highlight=False)
+    console = Console(stderr=json == STDOUT, highlight=False)
     shape = describe(table)
-    offered = shape.rate if math.isfinite(shape.rate) else None
     about_traffic = [*str(shape).splitlines(), *table.notes]
     if trace is not None:
         about_traffic[0] = f"{table.label}: {about_traffic[0]}"
-    _introduce(console, device, limits, about_traffic)
+    introduce(console, device, limits, about_traffic)
     if profile is None or traffic.is_default:
         _tell_defaults(console, profile is None, traffic)
-    runs, series = _run_all(specs, device, limits, table, curves=html is not None)
-    console.print()
-    print_table(runs, console, offered)
 
-    if html is not None:
-        command_line = shlex.join(["phasegate", *(context.obj or sys.argv[1:])])
-        about = Context(device, limits, about_traffic, command_line, offered)
-        write_atomic(html, render(runs, series, about))
-        console.print(Text(f"wrote {html}", style="dim"))
-    if to_stdout:
-        typer.echo(to_json(runs), nl=False)
-    elif json is not None:
-        write_atomic(json, to_json(runs))
-        console.print(Text(f"wrote {json}", style="dim"))
+    def run_one(spec: str, advance: Callable[[int], None]) -> RunRecord:
+        return simulate(
+            cost,
+            source_of(table),
+            build_policy(spec, cost, limits),
+            limits,
+            profile=device.name,
+            progress=advance,
+        )
 
-
-def _check_outputs(json: Path | None, html: Path | None) -> None:
-    """Say before the work, not after it, that a result cannot be written."""
-    if html == Path("-"):
-        raise InputError("--html - is not possible, the page is a file; give it a name")
-    wanted = [path for path in (json, html) if path is not None]
-    for path in wanted:
-        check_writable(path)
-    if len({path.resolve() for path in wanted}) < len(wanted):
-        raise InputError(f"--json and --html both write {wanted[0]}; give two names")
-
-
-def _check_policies(specs: Sequence[str], device: Profile, limits: Limits) -> None:
-    for i, spec in enumerate(specs):
-        build_policy(spec, device.cost_model(), limits)
-        if spec in specs[:i]:
-            raise InputError(f"--policy {spec} is given twice; once is enough")
-
-
-def _introduce(
-    console: Console, device: Profile, limits: Limits, about_traffic: Sequence[str]
-) -> None:
-    """What is simulated."""
-    lines = [
-        f"{device.model} on {device.device}, costs {device.provenance.how} ({device.name})",
-        f"{limits.slots:,} slots, {limits.token_budget:,} tokens per iteration, "
-        f"{limits.kv_capacity:,} tokens of KV cache",
-        *about_traffic,
-    ]
-    for line in lines:
-        console.print(Text(line, style="dim"))
+    runs, series = run_all(specs, run_one, len(table), curves=html is not None)
+    offered = shape.rate if math.isfinite(shape.rate) else None
+    about = Context(device, limits, about_traffic, command_line(context), offered)
+    present(runs, series, about, console, json, html)
 
 
 def _tell_defaults(console: Console, profile: bool, traffic: Traffic) -> None:
@@ -202,47 +170,3 @@ def _tell_defaults(console: Console, profile: bool, traffic: Traffic) -> None:
         if traffic.requests is None:
             options.append(f"--requests {DEFAULT_REQUESTS}")
     console.print(Text(f"by default: {' '.join(options)}", style="yellow"))
-
-
-def _run_all(
-    specs: Sequence[str], device: Profile, limits: Limits, table: RequestTable, curves: bool
-) -> tuple[list[RunSummary], list[dict[str, Any]]]:
-    """Simulate every policy on the same requests. A record is dropped as soon as its numbers are
-    taken: it holds every iteration of the run."""
-    cost = device.cost_model()
-    runs: list[RunSummary] = []
-    series: list[dict[str, Any]] = []
-    with _progress() as progress:
-        width = max(len(spec) for spec in specs)
-        for spec in specs:
-            task = progress.add_task(spec.ljust(width), total=len(table))
-            try:
-                record = simulate(
-                    cost,
-                    source_of(table),
-                    build_policy(spec, cost, limits),
-                    limits,
-                    profile=device.name,
-                    progress=partial(progress.advance, task),
-                )
-            except Exception as error:
-                error.add_note(f"This happened while simulating {spec}; no file was written.")
-                raise
-            runs.append(summarise(record))
-            if curves:
-                series.append(run_series(record))
-    return runs, series
-
-
-def _progress() -> Progress:
-    """A progress bar on stderr, only if a person is watching."""
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f}/{task.total:,.0f} requests"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
