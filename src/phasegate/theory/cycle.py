@@ -58,13 +58,17 @@ def cycle(
         token_budget: B, tokens per iteration.
     """
     decodes = max(mean_output - 1.0, 1e-9)
-    tau = decode_phase(k, n, decodes, law=law, memoryless=memoryless)
+    curve = None if law is None else _freed_curve(law)
+
+    def phase(freed: FloatArray) -> FloatArray:
+        return decode_phase(freed, n, decodes, curve=curve, memoryless=memoryless)
+
     # The slot count jumps by several per iteration when many requests finish at once. For
     # Poisson-like jumps of mean `jump` the crossing overshoots by jump/2, and a phase of one
     # iteration already frees a whole jump.
     jump = n / (decodes + 0.5)
-    freed = np.minimum(np.maximum(k + k / (2.0 * np.maximum(tau, k / jump)), jump), float(n))
-    tau = np.maximum(decode_phase(freed, n, decodes, law=law, memoryless=memoryless), 1.0)
+    freed = np.minimum(np.maximum(k + k / (2.0 * np.maximum(phase(k), k / jump)), jump), float(n))
+    tau = np.maximum(phase(freed), 1.0)
     per_step = freed / tau
     variance = freed * prompt_std**2 + (per_step / 2 + per_step**2 / 12) * mean_prompt**2
     return Cycle(freed, tau, prefill_iterations(freed * mean_prompt, variance, token_budget))
@@ -75,32 +79,42 @@ def decode_phase(
     n: int,
     decodes: float,
     *,
-    law: LengthLaw | None = None,
+    curve: tuple[FloatArray, FloatArray] | None = None,
     memoryless: bool = False,
 ) -> FloatArray:
     """tau, the decode iterations after which `freed` of n slots are free (THEORY section 2).
 
     Fluid steady state: freed/n = 1 / sum_j S(j*tau). Without a law the sum is taken as
     decodes/tau + 1/2, which holds for every law as long as tau is small against `decodes`
-    (insensitive form), or as for geometric lengths (`memoryless`).
+    (insensitive form), or as for geometric lengths (`memoryless`). Slots free up one by one, so a
+    phase that frees F of them runs n - (F-1)/2 requests on average, not the fluid's n - F/2: the
+    fluid of n + 1/2 slots.
 
     Args:
         freed: slots, each 0 < freed <= n.
         n: slots.
         decodes: mean decode iterations per request.
+        curve: share of the slots freed, ascending, and the tau that frees it, from a law.
     """
-    if law is not None:
-        small = law.shifted(-1.0).compress(_LAW_SIZE)
-        taus = np.geomspace(0.25, max(1.0, float(small.values[-1])), _TAUS_PER_LAW)
-        share = 1.0 / np.maximum(small.cycles(taus), 1e-9)
-        # A long tail outlasts any tau: beyond the last one, nothing more is freed.
-        tau: FloatArray = np.interp(freed, n * np.maximum.accumulate(share), taus)
-        first = n * share[0]
+    slots = n + 0.5
+    if curve is not None:
+        share, taus = curve
+        tau: FloatArray = np.interp(freed, slots * share, taus)
+        first = slots * share[0]
         return np.where(freed < first, taus[0] * freed / first, tau)
     if memoryless:
-        return -decodes * np.log1p(-np.minimum(freed / n, 1.0 - 0.5 / n))
-    result: FloatArray = decodes / (n / freed - 0.5)
+        return -decodes * np.log1p(-freed / slots)
+    result: FloatArray = decodes / (slots / freed - 0.5)
     return result
+
+
+def _freed_curve(law: LengthLaw) -> tuple[FloatArray, FloatArray]:
+    """Share of the slots freed by decode phases, and their tau, for a law of output lengths."""
+    decodes = law.shifted(-1.0).compress(_LAW_SIZE)
+    taus = np.geomspace(0.25, max(1.0, float(decodes.values[-1])), _TAUS_PER_LAW)
+    share = 1.0 / np.maximum(decodes.cycles(taus), 1e-9)
+    # Lengths with gaps between them can make the share dip; the threshold waits for the rise.
+    return np.maximum.accumulate(share), taus
 
 
 def prefill_iterations(tokens: FloatArray, variance: FloatArray, token_budget: float) -> FloatArray:
@@ -117,12 +131,11 @@ def prefill_iterations(tokens: FloatArray, variance: FloatArray, token_budget: f
         return np.ones_like(tokens)
     load = tokens / token_budget
     spread = np.sqrt(variance) / token_budget
-    first = np.floor(load) - 1.0
-    edges = first[:, None] + np.arange(4.0)[None, :]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        beyond = ndtr((load[:, None] - edges) / spread[:, None])
-    exact = spread[:, None] == 0
-    beyond = np.where(exact, load[:, None] > edges + 1e-9, beyond)
-    sharp = first + beyond.sum(axis=1)
-    result: FloatArray = np.maximum(np.where(spread < 0.35, sharp, load + 0.5), 1.0)
-    return result
+    passes: FloatArray = load + 0.5
+    sharp = np.flatnonzero(spread < 0.35)
+    first = np.floor(load[sharp]) - 1.0
+    margin = load[sharp, None] - first[:, None] - np.arange(4.0)[None, :]
+    width = spread[sharp, None]
+    beyond = np.where(width > 0, ndtr(margin / np.maximum(width, 1e-12)), margin > 1e-9)
+    passes[sharp] = first + beyond.sum(axis=1)
+    return np.maximum(passes, 1.0)

@@ -116,9 +116,9 @@ def memory_safe_n(load: SlotLoad, capacity: float, eps: float = 0.01) -> int:
     """The largest N whose KV need exceeds `capacity` with probability <= eps; at least 1.
 
     N*m + z_eps*sqrt(N*v) <= C; THEORY section 3 (ours), for exclusive and mixed batching. Two
-    corrections keep it honest where a normal distribution is not: the skewness of the sum adds
-    the constant (z^2-1)/6 * third/v (first Cornish-Fisher term), and an estimated mean adds its
-    own variance N^2*mean_error^2 under the root.
+    corrections keep it honest where the sum is not normal or m not known: z_eps is the quantile
+    of a gamma law with the skewness of the sum (Wilson and Hilferty), and an estimated mean adds
+    its own variance N^2*mean_error^2 under the root.
 
     Args:
         load: of one slot.
@@ -133,19 +133,29 @@ def memory_safe_n(load: SlotLoad, capacity: float, eps: float = 0.01) -> int:
     if capacity <= 0 or load.mean <= 0:
         raise InputError("capacity and load: must be above 0 tokens")
     z = NormalDist().inv_cdf(1 - eps)
-    skew = 0.0
-    if load.variance > 0:
-        skew = max(0.0, (z * z - 1) / 6 * load.third / load.variance)
+    skewness = load.third / load.variance**1.5 if load.variance > 0 else 0.0
 
     def need(n: int) -> float:
         spread = n * load.variance + (n * load.mean_error) ** 2
-        return n * load.mean + z * math.sqrt(spread) + skew
+        return n * load.mean + _skewed_quantile(z, skewness / math.sqrt(n)) * math.sqrt(spread)
 
     low, high = 1, max(2, math.ceil(capacity / load.mean) + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if need(middle) <= capacity else (low, middle)
     return low
+
+
+def _skewed_quantile(z: float, skewness: float) -> float:
+    """The quantile z of a standard normal variable, for a gamma variable with this skewness.
+
+    Wilson and Hilferty (1931). With growing skewness a gamma quantile rises and falls again; it
+    is kept at its height, where laws with heavier tails stay. Negative skewness is no help.
+    """
+    g = min(skewness, 1.8 * z)
+    if g < 1e-6:
+        return z
+    return float(2.0 / g * ((1.0 + g * z / 6.0 - g * g / 36.0) ** 3 - 1.0))
 
 
 def paper_memory_safe_n(
