@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from phasegate.workload.lengths import MAX_LENGTH
 from phasegate.workload.table import RequestTable
 
 Raw = TypeVar("Raw")
+
+# Compared by identity, which is fast and keeps out bool.
+_PLAIN = (str, int)
+_NUMERIC = (str, int, float)
 
 
 class Row(NamedTuple):
@@ -73,7 +77,7 @@ def collect(
         if len(prompts) == limit:
             break
     if bad:
-        more = f" ({bad - 1} more bad lines)" if bad > 1 else ""
+        more = f" ({bad - 1} more bad line{'s' * (bad > 2)})" if bad > 1 else ""
         raise WorkloadError(f"{first_bad}{more}; fix or remove it")
     remarks = [f"{count} {what} were left out" for what, count in left_out.items()]
     if not prompts:
@@ -94,33 +98,29 @@ def collect(
     )
 
 
-def tokens(field: str, value: object) -> int:
+def tokens(field: str, value: Any) -> int:
     """A number of tokens from a CSV field or a JSON value.
 
     Raises:
         BadRowError: not a whole number, negative, or larger than any length can be.
     """
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise BadRowError(f"{field} is {_shown(value)}, not a whole number")
     try:
-        number = int(value)
-        if number != value and isinstance(value, float):
-            raise ValueError
-    except (ValueError, OverflowError):
+        number = int(value) if type(value) in _PLAIN else _whole_float(field, value)
+    except ValueError:
         number = _whole_float(field, value)
     if not 0 <= number <= MAX_LENGTH:
         raise BadRowError(f"{field} is {_shown(value)}, outside 0 to {MAX_LENGTH}")
     return number
 
 
-def seconds(field: str, value: object) -> float:
+def seconds(field: str, value: Any) -> float:
     """A finite number of seconds, or whatever unit the caller uses, from a CSV or JSON value.
 
     Raises:
         BadRowError: not a finite number.
     """
     try:
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
+        if type(value) not in _NUMERIC:
             raise ValueError
         number = float(value)
         if number - number != 0.0:  # inf and nan
@@ -130,12 +130,11 @@ def seconds(field: str, value: object) -> float:
     return number
 
 
-def _whole_float(field: str, value: object) -> int:
-    """Whole numbers that a tool has written as floats, such as "374.0"."""
+def _whole_float(field: str, value: Any) -> int:
+    """Whole numbers that a tool has written as floats, such as 374.0."""
     try:
-        number = float(str(value))
-        if number.is_integer():
-            return int(number)
+        if type(value) in _NUMERIC and float(value).is_integer():
+            return int(float(value))
     except (ValueError, OverflowError):
         pass
     raise BadRowError(f"{field} is {_shown(value)}, not a whole number")
