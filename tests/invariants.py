@@ -172,8 +172,11 @@ class CheckedEngine(Engine):
         )
         priorities = limits.order == "priority"
         assert seen.urgent == (priorities and displaceable and not seen.kv_blocked)
-        room = head is not None and waiting[0].to_process <= seen.kv_free
-        self._head_with_room = head.id if head is not None and room else None
+        self._head_with_room = None
+        if head is not None:
+            need = -(-waiting[0].to_process // limits.page)
+            if self._pages(running, 1) + need <= self.scheduler.kv.pages:
+                self._head_with_room = head.id
 
     def check_batch(self, batch: Batch, plan: Plan, overridden: bool, n: int) -> None:
         """A batch is not empty, keeps within limits and plan, and continues where prompts are.

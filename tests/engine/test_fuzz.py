@@ -12,16 +12,29 @@ from hypothesis import strategies as st
 from invariants import CheckedEngine, check_record, checked_simulation, record_of
 
 from phasegate.cost.model import InterferenceCost
-from phasegate.policy.base import NEVER, UNLIMITED, Decision, Plan, Policy, Snapshot, StepReport
+from phasegate.policy.base import NEVER, UNLIMITED, Decision, Plan, Snapshot, StepReport
 from phasegate.policy.spec import build_policy
 from phasegate.scheduler.limits import Limits
 from phasegate.scheduler.request import Request
 
 COST = InterferenceCost(0.01, 0.02, 1e-4, 1e-4, 1e-6, 2.0, 1e-7)
 
-EXCLUSIVE = ("exclusive:k=1", "exclusive:k=3", "exclusive:theta=0.5,max_hold=0.1", "threshold")
-SPECS = (*EXCLUSIVE, "static:n=4", "mixed", "mixed:n=safe,token_budget=8,chunk=3", "hybrid")
-PAPER = ("threshold:rule=paper", "hybrid:rule=paper")
+EXCLUSIVE = {
+    "static:n=4": NEVER,
+    "exclusive:k=1": 2.0,
+    "exclusive:k=3,max_hold=0.3": 0.3,
+    "exclusive:theta=0.5,max_hold=0": 0.0,
+    "threshold:max_hold=0.1": 0.1,
+    "threshold:rule=paper,max_hold=0.1": 0.1,
+}
+MIXED = {
+    "mixed": 0.0,
+    "mixed:n=safe,token_budget=8,chunk=3": 0.0,
+    "hybrid:max_hold=0.1": 0.1,
+    "hybrid:rule=paper,max_hold=0.1": 0.1,
+}
+HOLDS = EXCLUSIVE | MIXED
+"""Policies, and how long each may hold back a request that has a slot and KV (I5), seconds."""
 
 
 class Scripted:
@@ -59,6 +72,14 @@ class Traffic:
 
     requests: list[Request]
     aborts: dict[int, list[int]] = field(default_factory=dict)
+
+
+def checked(spec: str, limits: Limits) -> CheckedEngine:
+    """An engine under a policy, which has to keep exclusive phases and its guard."""
+    policy = build_policy(spec, COST, limits)
+    return checked_simulation(
+        policy, limits, COST, exclusive=spec in EXCLUSIVE, max_hold=HOLDS[spec]
+    )
 
 
 def drive(engine: CheckedEngine, traffic: Traffic) -> None:
@@ -146,12 +167,11 @@ fuzzed = settings(
 )
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [spec for spec in HOLDS if "paper" not in spec])
 @fuzzed
 @given(limits=limits(), traffic=traffics())
 def test_every_policy_on_small_machines(spec: str, limits: Limits, traffic: Traffic) -> None:
-    policy = build_policy(spec, COST, limits)
-    drive(checked_simulation(policy, limits, COST, exclusive=spec in EXCLUSIVE), traffic)
+    drive(checked(spec, limits), traffic)
 
 
 @fuzzed
@@ -167,7 +187,7 @@ def test_a_policy_that_is_of_no_use(silly: str, limits: Limits, traffic: Traffic
     drive(checked_simulation(Scripted([SILLY[silly]]), limits, COST), traffic)
 
 
-@pytest.mark.parametrize("spec", SPECS + PAPER)
+@pytest.mark.parametrize("spec", HOLDS)
 @pytest.mark.parametrize("seed", range(2))
 def test_long_runs_with_aborts_on_tight_kv(spec: str, seed: int) -> None:
     """Hundreds of requests: estimates change, modes switch, KV overflows now and then."""
@@ -183,8 +203,6 @@ def test_long_runs_with_aborts_on_tight_kv(spec: str, seed: int) -> None:
         requests.append(Request(i, rng.randrange(1, 150), 400, clock, rng.randrange(3), output))
         if rng.random() < 0.2:
             aborts.setdefault(rng.randrange(20 * i, 20 * i + 400), []).append(i)
-    policy: Policy = build_policy(spec, COST, limits)
-    exclusive = spec in EXCLUSIVE or spec == "threshold:rule=paper"
-    engine = checked_simulation(policy, limits, COST, exclusive=exclusive)
+    engine = checked(spec, limits)
     drive(engine, Traffic(requests, aborts))
     assert engine.preemptions > 0 or "static" in spec or "safe" in spec

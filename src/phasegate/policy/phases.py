@@ -42,17 +42,18 @@ class ExclusivePhases:
         can_admit = now.waiting > 0 and not now.kv_blocked
 
         if now.prefilling or (self._quota > 0 and can_admit and room > 0):
-            return Plan(False, min(self._quota, max(room, 0)), budget, n, options.chunk)
+            admit = max(min(self._quota, room), 1 if now.urgent else 0)
+            return Plan(False, admit, budget, n, options.chunk)
 
-        if can_admit and (now.urgent or self._refill(now, k, n, min(of or n, n))):
-            if running and now.head(1)[0] > now.kv_free:
-                self._fit = running
-            else:
-                self._held_since = NEVER
-                self._quota = max(min(now.waiting, room), 1 if now.urgent else 0)
-                if self._quota > 0:
-                    return Plan(False, self._quota, budget, n, options.chunk)
         self._quota = 0
+        if not can_admit:
+            self._held_since = NEVER
+        elif now.urgent or self._refill(now, k, n, min(of or n, n)):
+            self._held_since = NEVER
+            if now.urgent or self._fits(now):
+                self._quota = max(min(now.waiting, room), 1)
+                return Plan(False, self._quota, budget, n, options.chunk)
+            self._fit = running
         review = self._held_since + options.max_hold
         return Plan(True, 0, 0, n, repeat=UNLIMITED, review_at=review)
 
@@ -61,6 +62,8 @@ class ExclusivePhases:
         running = now.running
         if not running:
             return True
+        if self._fit <= running < n and self._fits(now):
+            self._fit = UNLIMITED  # what did not fit was another request
         fit = min(n, self._fit)
         slots = min(of, fit)
         k = max(1, round(k * slots / of)) if slots < of else min(k, of)
@@ -72,7 +75,11 @@ class ExclusivePhases:
             return True
         if self._held_since == NEVER:
             self._held_since = now.now
-        return now.now - self._held_since >= self._options.max_hold
+        return now.now >= self._held_since + self._options.max_hold
+
+    def _fits(self, now: Snapshot) -> bool:
+        """Whether KV has room for the head of the queue (alone it always fits)."""
+        return not now.running or now.head(1)[0] <= now.kv_free
 
     def observe(self, step: StepReport) -> None:
         """Follow what was admitted, and where KV stopped it."""
