@@ -1,8 +1,6 @@
-"""The law of output lengths from running and finished requests (THEORY section 6)."""
+"""The law of output lengths from finished and running requests (THEORY section 6)."""
 
 from __future__ import annotations
-
-from collections import deque
 
 import numpy as np
 import numpy.typing as npt
@@ -12,44 +10,40 @@ from phasegate.theory.lengths import LengthLaw
 
 IntArray = npt.NDArray[np.int64]
 
-_TAIL_CASES = -np.log1p(-(np.arange(8) + 0.5) / 8)
-_TAIL_CASES /= _TAIL_CASES.mean()
+_WAITING = -1
+
+# The tail of a law, beyond all that was seen: eight equally likely exponential lengths, mean 1.
+_TAIL = -np.log1p(-(np.arange(8) + 0.5) / 8)
+_TAIL /= _TAIL.mean()
 
 
 class KaplanMeier:
-    """Left-truncated Kaplan-Meier estimate of the output-length law over a calendar window.
+    """Kaplan-Meier estimate of the output-length law over the most recently *started* requests.
 
-    All requests that were running at some time in the window take part: they enter with the age
-    (tokens so far) they had when the window began, and leave with their completion or, censored,
-    with the age they have now. That removes the bias of a window of completions.
+    A window of completions is no sample of requests: it has too many short ones after a fresh
+    start, too many long ones in a drain. The requests that started last are one, whatever the
+    server does. Those still running take part as censored: longer than they are now. And since
+    requests of the traffic before leave the window by their start, not by their end, long ones
+    left over from it do not linger in the estimate (which they do when everyone running enters
+    by left truncation: 6 % for as long as they run, after a shift from 256 to 64 tokens).
 
-    The window begins at the completion before the last `window` ones. Ages are kept by a batch
-    clock: in a decode iteration every running request gains one token, so `advance` is O(1), and
-    so are `start` and `finish`; only `law` looks at all requests.
-
-    Freeze it while draining: nobody young is left then to learn from.
+    Ages are kept by a batch clock: in a decode iteration every running request gains one token,
+    so `advance` is O(1), and so are `start`, `preempt` and `finish`; only `law` looks at all.
     """
 
     def __init__(self, window: int = 1000) -> None:
-        """Look back over `window` completions."""
+        """Look back over the last `window` + running requests (about `window` completions)."""
         if window < 1:
-            raise InputError(f"window: {window} completions; use at least 1")
+            raise InputError(f"window: {window} requests; use at least 1")
         self.window = window
         self._tick = 0
-        self._began = 0
-        self._frozen_at: int | None = None
-        # Completed: age at entry, age at the end, tick of entry, tick of the end. A ring.
-        self._ring = np.zeros((window, 4), dtype=np.int64)
-        self._count = 0
-        # Left without completing (aborted, preempted, frozen); same four columns.
-        self._censored: deque[tuple[int, int, int, int]] = deque(maxlen=4096)
-        # id -> age at entry, tick of entry.
-        self._running: dict[int, tuple[int, int]] = {}
-
-    @property
-    def completions(self) -> int:
-        """Completed requests in the window."""
-        return min(self._count, self.window)
+        self._starts = 0
+        self._alive: dict[int, int] = {}  # id -> number of its start
+        # A ring over the numbers of starts: tokens at the last change; the tick of that change
+        # for those that run, else _WAITING; whether it completed.
+        self._tokens: IntArray = np.zeros(2 * window, dtype=np.int64)
+        self._since: IntArray = np.zeros(2 * window, dtype=np.int64)
+        self._complete: npt.NDArray[np.bool_] = np.zeros(2 * window, dtype=np.bool_)
 
     def advance(self, iterations: int) -> None:
         """`iterations` passed in which every running request produced one token."""
@@ -57,96 +51,82 @@ class KaplanMeier:
 
     def start(self, request: int, generated: int = 1) -> None:
         """`request` produced its first token, or, after a preemption, its `generated`-th."""
-        self._running[request] = (generated - 1, self._tick)
-
-    def finish(self, request: int, generated: int, complete: bool = True) -> None:
-        """`request` left with `generated` tokens; it was cut off unless `complete`."""
-        entry, joined = self._running.pop(request, (max(0, generated - 1), self._tick))
-        if self._frozen_at is not None:
-            self._interrupt(entry, joined, self._frozen_at)
-        elif not complete:
-            self._censored.append((entry, generated, joined, self._tick))
-        else:
-            slot = self._count % self.window
-            if self._count >= self.window:
-                self._began = max(self._began, int(self._ring[slot, 3]))
-            self._ring[slot] = (entry, generated, joined, self._tick)
-            self._count += 1
+        if request in self._alive:
+            self._record(self._alive[request], generated, self._tick)
+            return
+        self._alive[request] = self._starts
+        self._starts += 1
+        if self.window + len(self._alive) > self._tokens.size:
+            self._grow()
+        self._record(self._starts - 1, generated, self._tick)
 
     def preempt(self, request: int) -> None:
-        """`request` lost its slot; it comes back with `start`. Unknown requests are ignored."""
-        if request in self._running:
-            entry, joined = self._running.pop(request)
-            now = self._tick if self._frozen_at is None else self._frozen_at
-            self._interrupt(entry, joined, now)
+        """`request` lost its slot and gains no tokens until `start`. Unknown ones are ignored."""
+        number = self._alive.get(request)
+        if number is not None and self._kept(number):
+            slot = number % self._tokens.size
+            since = int(self._since[slot])
+            if since != _WAITING:
+                self._record(number, int(self._tokens[slot]) + self._tick - since, _WAITING)
 
-    def freeze(self) -> None:
-        """Stop learning (the server drains). Requests are still followed."""
-        if self._frozen_at is None:
-            self._frozen_at = self._tick
+    def finish(self, request: int, generated: int, complete: bool = True) -> None:
+        """`request` left with `generated` tokens; it was cut off unless `complete`.
 
-    def thaw(self) -> None:
-        """Learn again: running requests enter with the age they have now."""
-        if self._frozen_at is None:
-            return
-        for request, (entry, joined) in self._running.items():
-            self._interrupt(entry, joined, self._frozen_at)
-            self._running[request] = (entry + 1 + self._tick - joined, self._tick)
-        self._frozen_at = None
-
-    def _interrupt(self, entry: int, joined: int, now: int) -> None:
-        if joined < now:
-            self._censored.append((entry, entry + 1 + now - joined, joined, now))
+        One that was never started counts as a request of that length.
+        """
+        if request not in self._alive:
+            self.start(request, generated)
+        self._record(self._alive.pop(request), generated, _WAITING, complete)
 
     def law(self) -> LengthLaw | None:
         """The estimated law of the output lengths; None before the first completion.
 
-        While the longest requests are still running, the tail beyond them is taken as geometric
-        with the hazard of the oldest fifth of the completions.
+        While the longest requests are still running, the tail beyond them is taken as geometric,
+        with the hazard seen over the older ages (the last fifth of the completions, at least 10).
         """
-        if self._count == 0:
+        count = min(self._starts, self.window + len(self._alive))
+        slots = np.arange(self._starts - count, self._starts) % self._tokens.size
+        complete = self._complete[slots]
+        since = self._since[slots]
+        tokens = self._tokens[slots] + np.where(since == _WAITING, 0, self._tick - since)
+        if not complete.any():
             return None
-        entry, leave, ended = self._intervals()
-        ends, where = np.unique(leave[ended], return_inverse=True)
-        deaths = np.bincount(where, minlength=ends.size)
-        at_risk = np.searchsorted(np.sort(entry), ends, side="left") - np.searchsorted(
-            np.sort(leave), ends, side="left"
-        )
-        # One death among very few at risk, at an age few were followed through, would write off
-        # all older ages (Lai and Ying 1991); only the very last age may end the law.
-        kept = (at_risk >= min(5, self.completions)) | (ends == leave.max())
-        factor = np.where(kept, 1.0 - deaths / np.maximum(at_risk, deaths), 1.0)
-        alive = np.cumprod(factor)
+        lengths, deaths = np.unique(tokens[complete], return_counts=True)
+        at_risk = count - np.searchsorted(np.sort(tokens), lengths, side="left")
+        alive = np.cumprod(1.0 - deaths / at_risk)
         mass = np.concatenate(([1.0], alive[:-1])) - alive
-        values = ends.astype(np.float64)
+        values = lengths.astype(np.float64)
         if alive[-1] > 1e-9:
-            beyond = float(leave.max()) + _TAIL_CASES * self._tail_mean(entry, leave, ends, deaths)
+            beyond = float(tokens.max()) + _TAIL * _remaining(tokens, lengths, deaths)
             values = np.concatenate((values, beyond))
-            mass = np.concatenate((mass, np.full(_TAIL_CASES.size, alive[-1] / _TAIL_CASES.size)))
+            mass = np.concatenate((mass, np.full(_TAIL.size, alive[-1] / _TAIL.size)))
         return LengthLaw.of(values, mass)
 
-    def _intervals(self) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
-        """Entry age, leave age and completed? of everyone seen in the window."""
-        now = self._tick if self._frozen_at is None else self._frozen_at
-        done = self._ring[: self.completions]
-        lost = np.array(self._censored, dtype=np.int64).reshape(-1, 4)
-        here = np.array(list(self._running.values()), dtype=np.int64).reshape(-1, 2)
-        here = here[here[:, 1] <= now]
-        still = np.column_stack(
-            (here[:, 0], here[:, 0] + 1 + now - here[:, 1], here[:, 1], np.full(len(here), now))
-        )
-        rows = np.concatenate((done, lost, still))
-        ended = np.arange(len(rows)) < len(done)
-        entry = np.where(
-            rows[:, 2] < self._began, rows[:, 0] + 1 + self._began - rows[:, 2], rows[:, 0]
-        )
-        seen = rows[:, 1] > entry
-        return entry[seen], rows[seen, 1], ended[seen]
+    def _kept(self, number: int) -> bool:
+        return number >= self._starts - self._tokens.size
 
-    @staticmethod
-    def _tail_mean(entry: IntArray, leave: IntArray, ends: IntArray, deaths: IntArray) -> float:
-        """Mean remaining tokens of a request older than all that completed."""
-        older = np.cumsum(deaths[::-1])[::-1]
-        old = int(ends[max(0, int(np.searchsorted(-older, -0.2 * older[0], side="right")) - 1)])
-        exposure = np.maximum(leave - np.maximum(entry, old - 1), 0).sum()
-        return float(exposure) / float(deaths[ends >= old].sum())
+    def _record(self, number: int, tokens: int, since: int, complete: bool = False) -> None:
+        if self._kept(number):
+            slot = number % self._tokens.size
+            self._tokens[slot] = tokens
+            self._since[slot] = since
+            self._complete[slot] = complete
+
+    def _grow(self) -> None:
+        old, size = self._tokens.size, 2 * self._tokens.size
+        numbers = np.arange(max(0, self._starts - 1 - old), self._starts - 1)
+        for name in ("_tokens", "_since", "_complete"):
+            ring = getattr(self, name)
+            larger = np.zeros(size, dtype=ring.dtype)
+            larger[numbers % size] = ring[numbers % old]
+            setattr(self, name, larger)
+
+
+def _remaining(tokens: IntArray, lengths: IntArray, deaths: IntArray) -> float:
+    """Mean tokens that a request has still before it, once older than all that completed."""
+    older = np.cumsum(deaths[::-1])[::-1]
+    wanted = max(0.2 * older[0], min(10, older[0]))
+    last = int(np.flatnonzero(older >= wanted)[-1])
+    from_age = int(lengths[last - 1]) if last else 0
+    exposure = np.maximum(tokens - from_age, 0).sum()
+    return float(exposure) / float(older[last])
