@@ -205,4 +205,5 @@ def test_long_runs_with_aborts_on_tight_kv(spec: str, seed: int) -> None:
             aborts.setdefault(rng.randrange(20 * i, 20 * i + 400), []).append(i)
     engine = checked(spec, limits)
     drive(engine, Traffic(requests, aborts))
-    assert engine.preemptions > 0 or "static" in spec or "safe" in spec
+    if spec == "mixed" or spec.startswith("exclusive"):
+        assert engine.preemptions > 0, "KV was not tight after all"

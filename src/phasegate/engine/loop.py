@@ -93,6 +93,8 @@ class Engine:
         # A busy engine's time between two steps (host work) belongs to the later iteration.
         start = self._busy_since if self._busy_since >= 0.0 else now
         plan = self.policy.plan(scheduler.snapshot(now))
+        if self.recorder is not None:
+            self.recorder.decided(start, self.policy.decision)
         before = scheduler.tick
         batch = scheduler.form(plan, now)
         if scheduler.preempted:
@@ -182,8 +184,6 @@ class Engine:
         )
         self._arrived = []
         self._finished = []
-        if recorder is not None:
-            recorder.decided(end, self.policy.decision)
 
     # ------------------------------------------------------------------ a whole workload
     def run(self, source: Source, progress: Callable[[int], None] | None = None) -> None:

@@ -250,7 +250,7 @@ class Scheduler:
                     break
         repeat = 1
         if decodes:
-            if not slices and plan.repeat > 1:
+            if plan.repeat > 1 and not slices and not self.preempted:
                 repeat = max(1, min(plan.repeat, kv.ticks_that_fit(decodes)))
             kv.grow(self.tick)
         return Batch(
