@@ -25,6 +25,7 @@ def test_poisson_gaps_are_exponential():
 def test_a_burst_of_zero_is_a_metronome_and_an_infinite_rate_is_all_at_once():
     rng = np.random.default_rng(0)
     assert OpenLoop(5.0, cv=0.0).gaps(rng, 3).tolist() == [0.2, 0.2, 0.2]
+    assert OpenLoop(5.0, cv=1e-200).gaps(rng, 1).tolist() == [0.2]
     assert OpenLoop(math.inf, cv=2.0).gaps(rng, 3).tolist() == [0.0, 0.0, 0.0]
 
 

@@ -121,6 +121,7 @@ def test_a_law_has_one_canonical_text(text, canonical):
         ("lognormal:nan", "has to be above 0"),
         ("lognormal:-1", "has to be above 0"),
         ("gamma:inf", "at most 1000000"),
+        ("gamma:1e-320", "above 0.001"),
         ("geometric:2", "takes no parameter"),
         ("fixed:", "takes no parameter"),
         ("empirical:", "names no file"),

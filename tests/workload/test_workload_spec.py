@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasegate.errors import WorkloadError
-from phasegate.workload.spec import LongPrompts, Phase, PriorityClass, WorkloadSpec
+from phasegate.workload.phase import LongPrompts, Phase, PriorityClass
+from phasegate.workload.spec import WorkloadSpec
 
 parse = WorkloadSpec.parse
 
@@ -50,7 +51,7 @@ laws = st.one_of(
     st.sampled_from(["fixed", "geometric"]),
     st.floats(0.001, 1).map("uniform:{}".format),
     st.floats(0.001, 10).map("lognormal:{}".format),
-    st.floats(0.001, 1e6).map("gamma:{}".format),
+    st.floats(0.0011, 1e6).map("gamma:{}".format),
 )
 longs = st.tuples(shares, st.integers(1, 1000), st.integers(1000, 10**8)).map(
     lambda t: LongPrompts(*t)
@@ -139,6 +140,16 @@ def test_a_mistake_is_explained_in_one_line(text, line):
     assert line in message
     assert message.startswith("workload")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "text", [OK + ",rate=1\n2", OK + ",x\n=1", "p" * 10_000, OK + ",rate=" + "9x" * 5000]
+)
+def test_whatever_is_pasted_the_message_stays_one_short_line(text):
+    with pytest.raises(WorkloadError) as error:
+        parse(text)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
 
 
 def test_resolve_fills_in_what_the_spec_leaves_open():

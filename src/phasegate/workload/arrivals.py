@@ -33,7 +33,7 @@ class OpenLoop:
     def gaps(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
         """`n` times between one arrival and the next, seconds."""
         mean = 1.0 / self.rate
-        if self.cv == 0.0 or mean == 0.0:
+        if self.cv < 1e-6 or mean == 0.0:  # below, the shape leaves the range of a float
             return np.full(n, mean)
         shape = self.cv**-2
         return rng.standard_gamma(shape, n) * (mean / shape)

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from phasegate.errors import WorkloadError
 from phasegate.workload.arrivals import ClosedLoop, OpenLoop
-from phasegate.workload.spec import Phase, WorkloadSpec
+from phasegate.workload.phase import Phase
+from phasegate.workload.spec import WorkloadSpec
 from phasegate.workload.table import RequestTable
 
 BLOCK = 4096

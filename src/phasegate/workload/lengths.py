@@ -116,7 +116,7 @@ class Gamma:
 
     def __post_init__(self) -> None:
         _check_mean(self.mean)
-        _check_parameter("gamma", "shape", self.shape, 0.0, 1e6)
+        _check_parameter("gamma", "shape", self.shape, 0.001, 1e6)
 
     def sample(self, rng: np.random.Generator, n: int) -> Lengths:
         """See LengthLaw."""
