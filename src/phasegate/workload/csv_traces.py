@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from phasegate.errors import WorkloadError
-from phasegate.workload.rows import BadRowError, Row, seconds, tokens
+from phasegate.workload.rows import BadRowError, Row, is_number, seconds, tokens
 
 
 class CsvFormat(NamedTuple):
@@ -85,7 +85,7 @@ class _CsvParser:
 
     def _seconds(self, text: str) -> float:
         if self._in_seconds is None:
-            self._in_seconds = _is_number(text)
+            self._in_seconds = is_number(text)
         if self._in_seconds:
             return seconds(self._form.time, text)
         try:
@@ -110,11 +110,3 @@ def _fields(line: str) -> list[str]:
 
 def _key(name: str) -> str:
     return "".join(name.split()).replace("_", "").lower()
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -130,6 +130,15 @@ def seconds(field: str, value: Any) -> float:
     return number
 
 
+def is_number(text: str) -> bool:
+    """Whether `text` is a number of any kind."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _whole_float(field: str, value: Any) -> int:
     """Whole numbers that a tool has written as floats, such as 374.0."""
     try:

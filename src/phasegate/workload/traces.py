@@ -23,7 +23,7 @@ from phasegate.workload.json_traces import (
     sharegpt_row,
 )
 from phasegate.workload.lengths import Lengths
-from phasegate.workload.rows import BadRowError, Row, collect, tokens
+from phasegate.workload.rows import BadRowError, Row, collect, is_number, tokens
 from phasegate.workload.table import RequestTable
 
 _START = 1 << 16
@@ -66,7 +66,7 @@ def read_lengths(path: str | Path, side: Literal["prompt", "output"]) -> Lengths
     with open_text(path) as file:
         start = file.read(_START)
         try:
-            if _is_number(start.lstrip().partition("\n")[0]):
+            if is_number(start.lstrip().partition("\n")[0]):
                 table = collect(_label(path), lines_of(start, file), _plain_row)
             else:
                 table = _read(start, file, _label(path), None, estimate_tokens)
@@ -140,14 +140,6 @@ def _plain_row(line: str) -> Row:
     if length == 0:
         raise BadRowError("the length is 0; a length is at least 1")
     return Row(None, length, length)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _label(path: str | Path) -> str:
