@@ -29,7 +29,7 @@ def choose_policy(settings: Settings, scheduler: Any, view: View) -> Policy:
         kv_capacity=max(view.kv_capacity, 1),
         slots=config.max_num_seqs,
         token_budget=scheduler.max_num_scheduled_tokens,
-        page=1,
+        page=max(round(view.page), 1),
     )
     name, _ = parse_spec(settings.policy)
     if settings.profile is not None:

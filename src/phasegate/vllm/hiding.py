@@ -53,7 +53,9 @@ class MarkHiding:
         marked, self._marked = self._marked, []
         for request in marked:
             request.next_decode_eligible_step = 0
-        if marked and self._wait_for_output:
+        if not getattr(self._scheduler, "use_v2_model_runner", False):
+            # The V1 model runner rebuilds the row of a request that comes back from the tokens
+            # known by then: none of its output may be in flight.
             last = self._scheduler.prev_step_scheduled_req_ids
             self.hide_once(
                 r for r in marked if r.num_output_placeholders and r.request_id not in last

@@ -90,9 +90,8 @@ def _open_gate(scheduler: Any) -> Gate | None:
     if not settings.enabled:
         logger.info("phasegate: disabled by its settings, stock scheduler")
         return None
-    stock = type(scheduler).__mro__[2].schedule
     problem = None if settings.untested else unknown_version(vllm.__version__)
-    problem = problem or changed_internals(scheduler, Request, stock)
+    problem = problem or changed_internals(scheduler, Request, Scheduler.schedule)
     if problem:
         logger.error("phasegate: stock scheduler, %s", problem)
         return None
