@@ -11,6 +11,7 @@ from phasegate.cost.model import CostModel
 from phasegate.errors import InputError
 from phasegate.theory.cycle import cycle
 from phasegate.theory.lengths import FloatArray
+from phasegate.theory.threshold import long_phases
 from phasegate.theory.traffic import Traffic
 
 _SQRT_2 = math.sqrt(2.0)
@@ -71,12 +72,13 @@ def exclusive_rate(
         token_budget: B, tokens per iteration.
     """
     _check(n, token_budget)
+    coarse = long_phases(traffic.mean_output, cost.alpha_prefill, cost.alpha_decode)
     phases = cycle(
         np.array([min(max(float(k), 1.0), float(n))]),
         n,
         traffic.mean_output,
-        law=traffic.law,
-        memoryless=cost.alpha_prefill / cost.alpha_decode > traffic.mean_output / 8.0,
+        law=traffic.law if coarse else None,
+        memoryless=coarse,
         mean_prompt=traffic.mean_prompt,
         prompt_std=traffic.prompt_std,
         token_budget=token_budget,

@@ -189,8 +189,8 @@ def best_k(
         alpha_p, alpha_d: fixed cost of a prefill / decode iteration, seconds.
         mean_prompt, prompt_std: of the prompt lengths, tokens.
         token_budget: B, tokens per iteration.
-        law: law of the output lengths. Worth giving when alpha_p/alpha_d > mu_O/8; without it
-            lengths are then taken as geometric.
+        law: law of the output lengths. Used where it matters, when alpha_p/alpha_d > mu_O/8;
+            without it lengths are then taken as geometric.
     """
     _positive(n=n, mean_output=mean_output, alpha_p=alpha_p, alpha_d=alpha_d)
     ks = np.arange(1.0, n + 1.0)
@@ -208,6 +208,11 @@ def best_k(
     return int(np.argmin(overhead)) + 1
 
 
+def long_phases(mean_output: float, alpha_p: float, alpha_d: float) -> bool:
+    """Whether the best decode phase is so long against mu_O that the law of lengths matters."""
+    return alpha_p / alpha_d > mean_output / 8.0
+
+
 def overhead_per_request(
     k: FloatArray,
     n: int,
@@ -221,12 +226,13 @@ def overhead_per_request(
     law: LengthLaw | None = None,
 ) -> FloatArray:
     """J(k) of `best_k`, the fixed cost of iterations per request, seconds, for thresholds `k`."""
+    coarse = long_phases(mean_output, alpha_p, alpha_d)
     phases = cycle(
         k,
         n,
         mean_output,
-        law=law,
-        memoryless=alpha_p / alpha_d > mean_output / 8.0,
+        law=law if coarse else None,
+        memoryless=coarse,
         mean_prompt=mean_prompt,
         prompt_std=prompt_std,
         token_budget=token_budget,
