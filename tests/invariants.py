@@ -21,7 +21,7 @@ from phasegate.cost.model import CostModel
 from phasegate.engine.clock import Clock, VirtualClock
 from phasegate.engine.costmodel import CostModelRunner
 from phasegate.engine.loop import Engine
-from phasegate.engine.record import Recorder, RunRecord
+from phasegate.engine.record import ITL_EDGES, Recorder, RunRecord
 from phasegate.engine.step import Batch, Runner, StepResult
 from phasegate.policy.base import Decision, Plan, Policy, Snapshot, StepReport
 from phasegate.scheduler.limits import Limits
@@ -474,3 +474,22 @@ def check_record(record: RunRecord) -> None:
     assert values.size == 0 or values.min() > 0.0
     per_request = [int(record.itl_histogram(i).sum()) for i in range(len(ids))]
     assert per_request == np.maximum(requests["output"] - 1, 0).tolist()
+
+
+def check_itl(engine: CheckedEngine, record: RunRecord) -> None:
+    """Every inter-token latency in the record is the gap between two tokens, to the last bit."""
+    gaps = {i: np.diff(times) for i, times in engine.token_times.items()}
+    for row, request in enumerate(record.requests["id"]):
+        expected = gaps[int(request)]
+        np.testing.assert_array_equal(record.itl_values(row), expected)
+        np.testing.assert_array_equal(
+            record.itl_histogram(row), np.histogram(expected, ITL_EDGES)[0]
+        )
+        times = engine.token_times[int(request)]
+        if times:
+            assert times[0] == record.requests["first_token"][row]
+            if record.requests["status"][row] == 0:
+                assert times[-1] == record.requests["end"][row]
+    values, weights = record.itl()
+    together = np.sort(np.concatenate([*gaps.values(), np.empty(0)]))
+    np.testing.assert_array_equal(np.sort(np.repeat(values, weights)), together)

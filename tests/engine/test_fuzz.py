@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from invariants import CheckedEngine, check_record, checked_simulation, record_of
+from invariants import CheckedEngine, check_itl, check_record, checked_simulation, record_of
 
 from phasegate.cost.model import InterferenceCost
 from phasegate.policy.base import NEVER, UNLIMITED, Decision, Plan, Snapshot, StepReport
@@ -99,7 +99,9 @@ def drive(engine: CheckedEngine, traffic: Traffic) -> None:
     else:
         pytest.fail("the engine makes no headway")
     engine.check_drained()
-    check_record(record_of(engine))
+    record = record_of(engine)
+    check_record(record)
+    check_itl(engine, record)
 
 
 @st.composite
