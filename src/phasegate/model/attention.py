@@ -190,9 +190,10 @@ class PackedStep:
         for row, length, start, before in self.pieces:
             rows = slice(row, row + length)
             end = start + before + length
-            keys[end - length : end] = k[rows]
-            values[end - length : end] = v[rows]
-            out[rows] = attend_slice(q[rows], keys[start:end], values[start:end], before, scores)
+            keys[:, end - length : end] = k[rows].transpose(0, 1)
+            values[:, end - length : end] = v[rows].transpose(0, 1)
+            span = slice(start, end)
+            out[rows] = attend_slice(q[rows], keys[:, span], values[:, span], before, scores)
         return out
 
     def _decode_one_by_one(
@@ -206,12 +207,13 @@ class PackedStep:
         out: torch.Tensor,
     ) -> None:
         at = self.starts + self.lengths - 1
-        keys.index_copy_(0, at, k)
-        values.index_copy_(0, at, v)
+        keys.index_copy_(1, at, k.transpose(0, 1))
+        values.index_copy_(1, at, v.transpose(0, 1))
         spans = zip(self.starts.tolist(), self.lengths.tolist(), strict=True)
         for i, (start, length) in enumerate(spans):
             span = slice(start, start + length)
-            out[i] = attend_slice(q[i : i + 1], keys[span], values[span], length - 1, scores)[0]
+            row = q[i : i + 1]
+            out[i] = attend_slice(row, keys[:, span], values[:, span], length - 1, scores)[0]
 
 
 def attend_slice(
@@ -221,12 +223,12 @@ def attend_slice(
 
     Args:
         q: [tokens, heads, key_dim].
-        k, v: [before + tokens, kv_heads, ...].
+        k, v: [kv_heads, before + tokens, ...].
 
     Returns:
         [tokens, heads, value_dim].
     """
-    total = k.shape[0]
+    total = k.shape[1]
     window = scores.window if 0 < scores.window < total else 0
     if not scores.plain:
         return _attend_in_blocks(q, k, v, before, window, scores)
@@ -253,12 +255,12 @@ def _sdpa(
 ) -> torch.Tensor:
     out = torch.nn.functional.scaled_dot_product_attention(
         _heads_first(q),
-        _heads_first(k),
-        _heads_first(v),
+        k.unsqueeze(0),
+        v.unsqueeze(0),
         attn_mask=mask,
         is_causal=causal,
         scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
+        enable_gqa=q.shape[1] != k.shape[0],
     )
     return out.squeeze(0).transpose(0, 1)
 
@@ -270,10 +272,10 @@ def _attend_in_two_parts(
     weights' sums. PyTorch's CPU kernel knows the causal mask only for squares, and a mask of
     tokens x context would be large."""
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    q4 = _heads_first(q)
+    q4, k4, v4 = _heads_first(q), k.unsqueeze(0), v.unsqueeze(0)
     part = [
-        flash(q4, _heads_first(k[:before]), _heads_first(v[:before]), 0.0, False, scale=scale),
-        flash(q4, _heads_first(k[before:]), _heads_first(v[before:]), 0.0, True, scale=scale),
+        flash(q4, k4[:, :, :before], v4[:, :, :before], 0.0, False, scale=scale),
+        flash(q4, k4[:, :, before:], v4[:, :, before:], 0.0, True, scale=scale),
     ]
     (past, past_sum), (own, own_sum) = part
     # sums are log sum exp of the scores, [1, heads, tokens]
@@ -289,7 +291,7 @@ def _attend_window(
     for i in range(0, q.shape[0], _ROWS):
         rows = q[i : i + _ROWS]
         first, end, visible = _visible(before + i, rows.shape[0], window, q.device)
-        out.append(_sdpa(rows, k[first:end], v[first:end], scale, mask=visible))
+        out.append(_sdpa(rows, k[:, first:end], v[:, first:end], scale, mask=visible))
     return torch.cat(out)
 
 
@@ -311,14 +313,14 @@ def _attend_in_blocks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, before: int, window: int, scores: Scores
 ) -> torch.Tensor:
     """Attention written out, for soft-capped scores and attention sinks."""
-    group = q.shape[1] // k.shape[1]
+    group = q.shape[1] // k.shape[0]
     out = []
     for i in range(0, q.shape[0], _ROWS):
         rows = q[i : i + _ROWS]
         first, end, visible = _visible(before + i, rows.shape[0], window, q.device)
-        keys = k[first:end].repeat_interleave(group, dim=1)
-        values = v[first:end].repeat_interleave(group, dim=1)
-        s = torch.einsum("rhd,khd->hrk", rows, keys) * scores.scale
+        keys = k[:, first:end].repeat_interleave(group, dim=0)
+        values = v[:, first:end].repeat_interleave(group, dim=0)
+        s = torch.matmul(rows.transpose(0, 1), keys.transpose(1, 2)) * scores.scale
         if scores.softcap:
             s = torch.tanh(s / scores.softcap) * scores.softcap
         s = s.masked_fill(~visible, float("-inf")).float()
@@ -326,5 +328,5 @@ def _attend_in_blocks(
             sink = scores.sinks.float().view(-1, 1, 1).expand(-1, s.shape[1], 1)
             s = torch.cat([s, sink], dim=-1)
         weights = torch.softmax(s, dim=-1)[..., : end - first].to(values.dtype)
-        out.append(torch.einsum("hrk,khd->rhd", weights, values))
+        out.append(torch.matmul(weights, values).transpose(0, 1))
     return torch.cat(out)

@@ -51,14 +51,14 @@ class CpuDecode:
         Args:
             q, out: [rows, heads, head_dim], contiguous.
             new_k, new_v: [rows, kv_heads, head_dim], contiguous; stored at starts + lengths - 1.
-            k, v: the layer's memory, [tokens, kv_heads, head_dim], contiguous.
+            k, v: the layer's memory, [kv_heads, tokens, head_dim], contiguous.
             starts, lengths: int64 [rows]; a row attends to lengths tokens from starts, its new
                 token (the last of them) included, or to the last `window` of these if window > 0.
             scale: factor on the scores.
         """
         at, a = self._places, self._arguments
         a[at.TICKET] = 0
-        a[at.ROWS], a[at.KV_HEADS] = q.shape[0], k.shape[1]
+        a[at.ROWS], a[at.KV_HEADS], a[at.TOKENS] = q.shape[0], k.shape[0], k.shape[1]
         a[at.K], a[at.V] = k.data_ptr(), v.data_ptr()
         a[at.Q], a[at.OUT] = q.data_ptr(), out.data_ptr()
         a[at.NEW_K], a[at.NEW_V] = new_k.data_ptr(), new_v.data_ptr()

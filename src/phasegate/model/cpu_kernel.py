@@ -13,8 +13,8 @@ _BLOCK = 128  # keys per block of the running softmax: scores and keys of a bloc
 _ANY = 1 << 40  # numba wants a length for arrays that stand for raw memory
 
 # Places in the kernel's int64 arguments; TICKET is the shared counter of work taken.
-TICKET, ROWS, KV_HEADS, K, V, Q, OUT, NEW_K, NEW_V, STARTS, LENGTHS, SCALE, WINDOW = range(13)
-ARGUMENTS = 13
+TICKET, ROWS, KV_HEADS, TOKENS, K, V, Q, OUT, NEW_K, NEW_V, STARTS, LENGTHS = range(12)
+SCALE, WINDOW, ARGUMENTS = 12, 13, 14
 
 _f32, _i32, _u16 = np.float32, np.int32, np.uint16
 
@@ -107,9 +107,7 @@ def compile_kernel(head_dim: int, group: int, half: bool) -> Any:
         return wide
 
     @njit(fastmath=True)
-    def attend(
-        q: Any, k: Any, v: Any, out: Any, p: Any, wide: Any, first: Any, n: Any, stride: Any
-    ) -> None:
+    def attend(q: Any, k: Any, v: Any, out: Any, p: Any, wide: Any, first: Any, n: Any) -> None:
         """Softmax attention of G scaled queries over n tokens from `first`, block by block with
         a running maximum (Milakov & Gimelshein 2018, arXiv 1805.02867)."""
         top = np.full(G, _f32(-1e30))
@@ -118,9 +116,9 @@ def compile_kernel(head_dim: int, group: int, half: bool) -> Any:
         done = 0
         while done < n:
             count = min(_BLOCK, n - done)
-            base = (first + done) * stride
+            base = (first + done) * D
             for t in range(count):
-                key = row_of(k, base + t * stride, wide)
+                key = row_of(k, base + t * D, wide)
                 for g in range(G):
                     p[g, t] = dot(q[g], key)
             for g in range(G):
@@ -139,7 +137,7 @@ def compile_kernel(head_dim: int, group: int, half: bool) -> Any:
                     for d in range(D):
                         values[d] *= shrink
             for t in range(count):
-                value = row_of(v, base + t * stride, wide)
+                value = row_of(v, base + t * D, wide)
                 for g in range(G):
                     weight, values = p[g, t], out[g]
                     for d in range(D):
@@ -155,7 +153,7 @@ def compile_kernel(head_dim: int, group: int, half: bool) -> Any:
     @cfunc(types.void(types.CPointer(types.int64)))
     def kernel(a: Any) -> None:
         rows, heads, window = a[ROWS], a[KV_HEADS], a[WINDOW]
-        stride = heads * D
+        head_size = a[TOKENS] * D
         k = carray(_pointer(a[K], element), (_ANY,))
         v = carray(_pointer(a[V], element), (_ANY,))
         q = carray(_pointer(a[Q], element), (rows * heads, G, D))
@@ -175,8 +173,9 @@ def compile_kernel(head_dim: int, group: int, half: bool) -> Any:
                 break
             row, head = item // heads, item % heads
             first, n = starts[row], lengths[row]
-            at = (first + n - 1) * stride + head * D
-            key, value = k[at : at + D], v[at : at + D]
+            head_k, head_v = k[head * head_size :], v[head * head_size :]
+            at = (first + n - 1) * D
+            key, value = head_k[at : at + D], head_v[at : at + D]
             fresh_key, fresh_value = new_k[item], new_v[item]
             for d in range(D):
                 key[d] = fresh_key[d]
@@ -190,7 +189,7 @@ def compile_kernel(head_dim: int, group: int, half: bool) -> Any:
                         target[d] = _float_of(_i32(source[d]) << _i32(16)) * scale
                     else:
                         target[d] = source[d] * scale
-            attend(query, k[head * D :], v[head * D :], result, p, wide, first, n, stride)
+            attend(query, head_k, head_v, result, p, wide, first, n)
             for g in range(G):
                 source_row, target_row = result[g], out[item, g]
                 for d in range(D):

@@ -46,7 +46,7 @@ class GpuDecode:
     ) -> None:
         """Store the new keys and values, then attend; arguments as in `CpuDecode.__call__`."""
         rows, heads, dim = q.shape
-        kv_heads = k.shape[1]
+        kv_heads, tokens = k.shape[0], k.shape[1]
         splits = self.splits(rows, kv_heads)
         parts, sums = out, out
         if splits > 1:
@@ -55,7 +55,7 @@ class GpuDecode:
             sums = torch.empty(shape, dtype=torch.float32, device=q.device)
         dim_padded = max(16, _power_of_2(dim))
         self._kernels.attend[(rows, kv_heads, splits)](
-            q, new_k, new_v, k, v, starts, lengths, parts, sums, scale, window,
+            q, new_k, new_v, k, v, starts, lengths, parts, sums, scale, window, tokens,
             KV_HEADS=kv_heads, GROUP=self._group, DIM=dim,
             GROUP_PADDED=max(16, _power_of_2(self._group)), DIM_PADDED=dim_padded,
             BLOCK=_BLOCK, SPLITS=splits,

@@ -9,7 +9,7 @@ import triton.language as tl
 @triton.jit
 def attend(
     q_ptr, new_k_ptr, new_v_ptr, k_ptr, v_ptr, starts_ptr, lengths_ptr, out_ptr, sums_ptr,
-    scale, window,
+    scale, window, tokens,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
     GROUP_PADDED: tl.constexpr, DIM_PADDED: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr,
@@ -28,7 +28,7 @@ def attend(
     new_k = tl.load(new_k_ptr + new, mask=in_dim, other=0.0)
     new_v = tl.load(new_v_ptr + new, mask=in_dim, other=0.0)
     if split == 0:
-        last = ((start + n - 1) * KV_HEADS + head) * DIM + d
+        last = (head * tokens + start + n - 1) * DIM + d
         tl.store(k_ptr + last, new_k, mask=in_dim)
         tl.store(v_ptr + last, new_v, mask=in_dim)
 
@@ -42,7 +42,7 @@ def attend(
     for at in range(low, high, BLOCK):
         t = at + tl.arange(0, BLOCK)
         inside, fresh = t < high, (t == n - 1)[:, None]
-        place = ((start + t) * KV_HEADS + head)[:, None] * DIM + d[None, :]
+        place = (head * tokens + start + t)[:, None] * DIM + d[None, :]
         mask = inside[:, None] & in_dim[None, :]
         k = tl.load(k_ptr + place, mask=mask, other=0.0)
         k = tl.where(fresh, new_k[None, :], k)

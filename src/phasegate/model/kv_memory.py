@@ -38,7 +38,10 @@ def bytes_per_token(shapes: Iterable[LayerShape], dtype: torch.dtype) -> int:
 
 
 class KVMemory:
-    """Keys [tokens + 1, kv_heads, key_dim] and values of every layer.
+    """Keys [kv_heads, tokens + 1, key_dim] and values of every layer.
+
+    Heads come first: decode attention streams the tokens of one head, and streams are fastest
+    from consecutive addresses (benchmarks/kernels.py).
 
     The one token more than `tokens` is a place to write to for rows that stand for nobody
     (padding of captured decode graphs).
@@ -58,9 +61,9 @@ class KVMemory:
         self.values: list[torch.Tensor] = []
         try:
             for shape in shapes:
-                rows = (tokens + 1, shape.kv_heads)
-                self.keys.append(torch.empty(*rows, shape.key_dim, dtype=dtype, device=device))
-                self.values.append(torch.empty(*rows, shape.value_dim, dtype=dtype, device=device))
+                size = (shape.kv_heads, tokens + 1)
+                self.keys.append(torch.empty(*size, shape.key_dim, dtype=dtype, device=device))
+                self.values.append(torch.empty(*size, shape.value_dim, dtype=dtype, device=device))
         except (RuntimeError, MemoryError) as error:
             need = bytes_per_token(shapes, dtype) * tokens / 2**30
             raise ModelError(
@@ -75,25 +78,26 @@ class KVMemory:
         really there yet, and may hold numbers that are slow to compute with.
         """
         for tensor in (*self.keys, *self.values):
-            tensor[start : start + length].normal_()
+            tensor[:, start : start + length].normal_()
 
     def move(self, moves: Iterable[Move]) -> None:
         """Carry out moves in order; overlapping ranges are handled like memmove."""
         for move in moves:
             for tensor in (*self.keys, *self.values):
-                _move_rows(tensor, move)
+                _move_tokens(tensor, move)
 
 
-def _move_rows(tensor: torch.Tensor, move: Move) -> None:
+def _move_tokens(tensor: torch.Tensor, move: Move) -> None:
     source, target, length = move
     distance = abs(target - source)
     if distance >= length:
-        tensor[target : target + length].copy_(tensor[source : source + length])
+        tensor[:, target : target + length].copy_(tensor[:, source : source + length])
         return
     # The ranges overlap: copy piece by piece, starting at the end that is not overwritten first.
     piece = max(distance, _COPY_TOKENS)
     offsets = range(0, length, piece)
     for offset in offsets if target < source else reversed(offsets):
         n = min(piece, length - offset)
-        rows = tensor[source + offset : source + offset + n]
-        tensor[target + offset : target + offset + n].copy_(rows.clone() if n > distance else rows)
+        old = tensor[:, source + offset : source + offset + n]
+        new = tensor[:, target + offset : target + offset + n]
+        new.copy_(old.clone() if n > distance else old)
