@@ -161,7 +161,7 @@ plans = st.builds(
 )
 
 fuzzed = settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     database=None,
@@ -183,7 +183,7 @@ def test_any_sequence_of_plans(limits: Limits, traffic: Traffic, answers: list[P
 
 
 @pytest.mark.parametrize("silly", SILLY)
-@settings(fuzzed, max_examples=25)
+@settings(fuzzed, max_examples=15)
 @given(limits=limits(), traffic=traffics())
 def test_a_policy_that_is_of_no_use(silly: str, limits: Limits, traffic: Traffic) -> None:
     drive(checked_simulation(Scripted([SILLY[silly]]), limits, COST), traffic)
