@@ -78,9 +78,9 @@ def cell(spec: Cell) -> dict[str, tuple[int, float]]:
     exact = SlotLoad.from_moments(
         raw_moments(prompt_law, prompt, prompt_shape), raw_moments(output_law, output, output_shape)
     )
-    prompts = draw(LAWS[law][0], prompt, rng, 2_000_000)
-    outputs = draw(LAWS[law][1], output, rng, 2_000_000)
-    loads = seen_at_random(prompts, outputs, rng, 1_000_000)
+    prompts = draw(LAWS[law][0], prompt, rng, 1_000_000)
+    outputs = draw(LAWS[law][1], output, rng, 1_000_000)
+    loads = seen_at_random(prompts, outputs, rng, 500_000)
     learnt = SlotLoad.from_samples(prompts[:1000], outputs[:1000])
     theta = paper_theta(1 / output, ALPHA_RATIO, 1.0)
     chosen = {

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import ndtr, pdtrc
 
 from phasegate.theory.lengths import FloatArray, LengthLaw
 
@@ -69,9 +69,38 @@ def cycle(
     jump = n / (decodes + 0.5)
     freed = np.minimum(np.maximum(k + k / (2.0 * np.maximum(phase(k), k / jump)), jump), float(n))
     tau = np.maximum(phase(freed), 1.0)
-    per_step = freed / tau
+    passes = _passes(k, freed, freed / tau, mean_prompt, prompt_std, token_budget)
+    return Cycle(freed, tau, passes)
+
+
+def _passes(
+    k: FloatArray,
+    freed: FloatArray,
+    per_step: FloatArray,
+    mean_prompt: float,
+    prompt_std: float,
+    token_budget: float,
+) -> FloatArray:
+    """E[prefill iterations] with Poisson completions, `per_step` per iteration on average.
+
+    The edge of the budget is sharp, so where few requests finish together the slots freed beyond
+    k are counted one by one: r of them with probability P(completions > r) / per_step.
+    """
+    if math.isinf(token_budget) or mean_prompt <= 0:
+        return np.ones_like(freed)
     variance = freed * prompt_std**2 + (per_step / 2 + per_step**2 / 12) * mean_prompt**2
-    return Cycle(freed, tau, prefill_iterations(freed * mean_prompt, variance, token_budget))
+    passes = prefill_iterations(freed * mean_prompt, variance, token_budget)
+    few = np.flatnonzero((per_step < 2.0) & (freed > k) & (np.sqrt(variance) < token_budget))
+    if few.size:
+        rate = per_step[few]
+        slots = k[few, None] + np.arange(5.0)[None, :]
+        beyond = pdtrc(np.arange(4.0)[None, :], rate[:, None]) / rate[:, None]
+        odds = np.column_stack((beyond, np.maximum(0.0, 1.0 - beyond.sum(axis=1))))
+        each = prefill_iterations(
+            (slots * mean_prompt).ravel(), (slots * prompt_std**2).ravel(), token_budget
+        )
+        passes[few] = (odds * each.reshape(slots.shape)).sum(axis=1)
+    return passes
 
 
 def decode_phase(
@@ -131,11 +160,9 @@ def prefill_iterations(tokens: FloatArray, variance: FloatArray, token_budget: f
         return np.ones_like(tokens)
     load = tokens / token_budget
     spread = np.sqrt(variance) / token_budget
-    passes: FloatArray = load + 0.5
-    sharp = np.flatnonzero(spread < 0.35)
+    passes: FloatArray = np.where(spread > 0, load + 0.5, np.ceil(load - 1e-9))
+    sharp = np.flatnonzero((spread > 0) & (spread < 0.35))
     first = np.floor(load[sharp]) - 1.0
     margin = load[sharp, None] - first[:, None] - np.arange(4.0)[None, :]
-    width = spread[sharp, None]
-    beyond = np.where(width > 0, ndtr(margin / np.maximum(width, 1e-12)), margin > 1e-9)
-    passes[sharp] = first + beyond.sum(axis=1)
+    passes[sharp] = first + ndtr(margin / spread[sharp, None]).sum(axis=1)
     return np.maximum(passes, 1.0)

@@ -66,7 +66,7 @@ class LengthLaw:
             raise InputError("survival: must fall from at most 1 to 0 and never rise")
         mass = -np.diff(np.concatenate(([1.0], s, [0.0])))
         lengths = np.arange(mass.size, dtype=np.float64)
-        kept = mass > 0
+        kept = mass > 1e-12
         return cls(lengths[kept], mass[kept] / mass[kept].sum())
 
     @property

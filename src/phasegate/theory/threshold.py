@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import bdtrc
+from scipy.special import gammaln
 
 from phasegate.errors import InputError
 from phasegate.theory.cycle import cycle
@@ -193,19 +193,16 @@ def best_k(
             without it lengths are then taken as geometric.
     """
     _positive(n=n, mean_output=mean_output, alpha_p=alpha_p, alpha_d=alpha_d)
+    lengths = {"mean_prompt": mean_prompt, "prompt_std": prompt_std}
     ks = np.arange(1.0, n + 1.0)
+    if mean_prompt > 0 and not math.isinf(token_budget):
+        # A prefill takes between S/B and S/B + 1 iterations: that leaves few k worth a look.
+        smooth = overhead_per_request(ks, n, mean_output, alpha_p, alpha_d, law=law)
+        ks = ks[smooth - alpha_p / ks <= smooth.min()]
     overhead = overhead_per_request(
-        ks,
-        n,
-        mean_output,
-        alpha_p,
-        alpha_d,
-        mean_prompt=mean_prompt,
-        prompt_std=prompt_std,
-        token_budget=token_budget,
-        law=law,
+        ks, n, mean_output, alpha_p, alpha_d, law=law, token_budget=token_budget, **lengths
     )
-    return int(np.argmin(overhead)) + 1
+    return int(ks[np.argmin(overhead)])
 
 
 def long_phases(mean_output: float, alpha_p: float, alpha_d: float) -> bool:
@@ -257,15 +254,17 @@ def exact_geometric_overhead(
     if mean_output <= 1:
         raise InputError(f"mean_output: {mean_output:g} must be above 1")
     p = 1.0 / mean_output
-    # After `horizon` iterations all n are gone, up to 1e-12.
-    horizon = math.ceil((math.log(n) + 28.0) / -math.log1p(-p))
+    # After `horizon` iterations all n are gone, up to 1e-10.
+    horizon = math.ceil((math.log(n) + 23.0) / -math.log1p(-p))
     running = np.arange(n, 0, -1.0)
-    lasted = np.zeros(n)
-    for times in np.array_split(np.arange(float(horizon)), max(1, horizon * n // 1_000_000)):
-        alive = np.exp(times * math.log1p(-p))
-        # P(more than a-1 running), a = n..1: the phase of EB(n-a+1) goes on.
-        lasted += bdtrc(running[None, :] - 1.0, n, alive[:, None]).sum(axis=0)
-    visits = np.diff(lasted, prepend=0.0)
+    ways = gammaln(n + 1.0) - gammaln(running + 1.0) - gammaln(n - running + 1.0)
+    visits = np.zeros(n)
+    visits[0] = 1.0
+    for times in np.array_split(np.arange(1.0, horizon), max(1, horizon * n // 200_000)):
+        alive = times[:, None] * math.log1p(-p)
+        gone = np.log(-np.expm1(alive))
+        visits += np.exp(ways + running * alive + (n - running) * gone).sum(axis=0)
+    lasted = np.cumsum(visits)
     freed = p * np.cumsum(running * visits)
     result: FloatArray = (alpha_p + alpha_d * lasted) / freed
     return result
