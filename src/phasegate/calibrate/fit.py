@@ -50,7 +50,7 @@ class Fit:
     Attributes:
         cost: the constants; `host` is inside alpha, since time between iterations was measured.
         intervals: 95 % confidence interval of each constant, by name.
-        r2: share of the variance of T that the model explains.
+        r2: share of the variance of T over compositions (medians) that the model explains.
         worst: largest relative residual of a composition (median over its repetitions).
         worst_sample: a sample of that composition.
         typical: median absolute relative residual over compositions.
@@ -105,8 +105,10 @@ def fit_interference(samples: Sequence[Sample], seed: int = 0) -> Fit:
     residual = (design @ solution - seconds) / seconds
     per_shape = _median_by_row(rows, residual)
     worst_row, worst = max(per_shape, key=lambda item: abs(item[1]))
-    total = float(((seconds - seconds.mean()) ** 2).sum())
-    r2 = 1.0 - float(((design @ solution - seconds) ** 2).sum()) / total if total > 0 else 1.0
+    model = np.array([float(design[i] @ solution) for i, _ in per_shape])
+    measured = model / (1.0 + np.array([value for _, value in per_shape]))
+    total = float(((measured - measured.mean()) ** 2).sum())
+    r2 = 1.0 - float(((model - measured) ** 2).sum()) / total if total > 0 else 1.0
     return Fit(
         cost=InterferenceCost(**dict(zip(CONSTANTS, values.tolist(), strict=True))),
         intervals={

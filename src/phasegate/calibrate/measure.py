@@ -8,7 +8,7 @@ costs, host time included. Contexts are not computed: the KV of a context is dec
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from phasegate.calibrate.fit import Sample
@@ -89,7 +89,7 @@ class _Bench:
         self._policy = _Obedient()
         self._engine = Engine(self._policy, Scheduler(limits), runner, clock)
         self._make = make_request
-        self._limits = limits
+        self.token_budget = limits.token_budget
         self._next_id = 0
 
     def submit(self, present: int, prompt: int, max_tokens: int) -> int:
@@ -123,7 +123,7 @@ class _Bench:
         """`count` requests that decode at `context`, with room for `ticks` more tokens."""
         ids = [self.submit(context - 1, context, ticks + 2) for _ in range(count)]
         while self._engine.scheduler.prefilling or len(self._engine.scheduler.queue):
-            self.step(Plan(False, UNLIMITED, self._limits.token_budget, UNLIMITED))
+            self.step(Plan(False, UNLIMITED, self.token_budget, UNLIMITED))
         return ids
 
     def prefill(self, start: int, chunk: int, decode: bool) -> Sample:
@@ -152,46 +152,61 @@ def measure(
 ) -> list[Sample]:
     """Measure iterations until `time_limit` seconds have passed on `clock` or `rounds` are done.
 
-    Each round visits all compositions that fit, in a new random order, so that drift of the
-    machine hits all of them alike. The first visit of a composition is a warm-up and is dropped
-    if there was a second one.
+    Each round visits all compositions that fit, from the second on in a new random order, so that
+    drift of the machine hits all of them alike. The first visit of a composition is a warm-up
+    and is dropped if there was a second one.
 
     Args:
         runner, clock, limits: the engine to measure; nothing else may use it.
         make_request: makes requests for this runner.
         design: what to measure, see `Design.within`.
-        time_limit: seconds on `clock`; the first round is always finished up to what is needed
-            for a fit (every kind of iteration at two contexts).
+        time_limit: seconds on `clock`; exceeded only until there is enough for a fit.
         rounds: the most rounds.
         seed: of the order.
         progress: called with the share of the time limit that has passed.
     """
     bench = _Bench(runner, clock, limits, make_request)
     began = clock.now()
+    design = _affordable(bench, design, time_limit)
     groups = list(_groups(design, limits))
     order = Random(seed)
     first: list[Sample] = []
     later: list[Sample] = []
     for turn in range(rounds):
-        order.shuffle(groups)
+        if turn:
+            order.shuffle(groups)
         for count, context in groups:
-            if clock.now() - began >= time_limit and (turn or _enough(first)):
-                return later if _enough(later) else first + later
-            (later if turn else first).extend(_visit(bench, design, count, context))
-            if progress is not None:
-                progress(min(1.0, (clock.now() - began) / time_limit))
+            for sample in _visit(bench, design, count, context):
+                (later if turn else first).append(sample)
+                passed = clock.now() - began
+                if progress is not None:
+                    progress(min(1.0, passed / time_limit))
+                if passed >= time_limit and (turn or _enough(first)):
+                    return later if _enough(later) else first + later
     return later if _enough(later) else first + later
 
 
-def _groups(design: Design, limits: Limits) -> Iterator[tuple[int, int]]:
-    """(decoding requests, context) that fit KV, smallest first; (0, 0): prefill alone."""
-    yield 0, 0
+def _affordable(bench: _Bench, design: Design, time_limit: float) -> Design:
+    """Without the chunks that would eat up the time: each takes a thirtieth of it at most."""
+    smallest = min(design.chunks)
+    bench.prefill(0, smallest, decode=False)  # warm-up
+    per_token = bench.prefill(0, smallest, decode=False).seconds / smallest
+    most = time_limit / 30 / per_token
+    return replace(design, chunks=tuple(s for s in design.chunks if s <= max(most, smallest)))
+
+
+def _groups(design: Design, limits: Limits) -> list[tuple[int, int]]:
+    """(decoding requests, context) that fit KV; (0, 0): prefill alone. What a fit cannot do
+    without comes first: prefill alone, then every number of requests at the extreme contexts."""
     spare = max(design.chunks) + max(design.starts) + 2 * limits.page
-    for context in design.contexts:
-        for count in design.decodes:
-            need = count * (context + 64 + limits.page)
-            if need + spare <= limits.kv_capacity:
-                yield count, context
+    fitting = [
+        (count, context)
+        for context in design.contexts
+        for count in design.decodes
+        if count * (context + 64 + limits.page) + spare <= limits.kv_capacity
+    ]
+    extremes = (design.contexts[0], max(context for _, context in fitting) if fitting else 0)
+    return [(0, 0), *sorted(fitting, key=lambda g: (g[1] not in extremes, -g[0]))]
 
 
 def _visit(bench: _Bench, design: Design, count: int, context: int) -> Iterator[Sample]:
@@ -201,14 +216,15 @@ def _visit(bench: _Bench, design: Design, count: int, context: int) -> Iterator[
             for start in design.starts:
                 yield bench.prefill(start, chunk, decode=False)
         return
-    ticks = design.repeat + len(design.chunks) + 1
-    ids = bench.decoders(count, context, ticks)
-    for _ in range(design.repeat):
-        yield bench.decode()
-    for i, chunk in enumerate(design.chunks):
-        if chunk + count <= bench._limits.token_budget:
-            yield bench.prefill(design.starts[i % len(design.starts)], chunk, decode=True)
-    bench.abort(*ids)
+    ids = bench.decoders(count, context, design.repeat + len(design.chunks) + 1)
+    try:
+        for _ in range(design.repeat):
+            yield bench.decode()
+        for i, chunk in enumerate(design.chunks):
+            if chunk + count <= bench.token_budget:
+                yield bench.prefill(design.starts[i % len(design.starts)], chunk, decode=True)
+    finally:
+        bench.abort(*ids)
 
 
 def _enough(samples: list[Sample]) -> bool:

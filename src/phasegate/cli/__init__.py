@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from phasegate import __version__
-from phasegate.cli import policies, profile, simulate
+from phasegate.cli import bench, calibrate, policies, profile, simulate
 from phasegate.errors import InputError
 
 app = typer.Typer(
@@ -20,6 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("simulate")(simulate.command)
+app.command("bench")(bench.command)
+app.command("calibrate")(calibrate.command)
 app.add_typer(profile.app, name="profile")
 app.command("policies")(policies.command)
 

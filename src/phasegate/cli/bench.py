@@ -1,0 +1,207 @@
+"""`phasegate bench`: how policies compare on a real model, on this machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from phasegate.calibrate.table import print_fit
+from phasegate.cli.comparison import (
+    STDOUT,
+    check_outputs,
+    check_policies,
+    command_line,
+    introduce,
+    present,
+    progress_bar,
+    run_all,
+)
+from phasegate.cli.engine_options import (
+    PAGE,
+    SLOTS,
+    TOKEN_BUDGET,
+    BudgetOption,
+    DeviceOption,
+    DtypeOption,
+    EngineOptions,
+    KVOption,
+    ModelOption,
+    PageOption,
+    SlotsOption,
+    ThreadsOption,
+)
+from phasegate.cli.traffic import Traffic
+from phasegate.cost.profile import Profile, load_profile
+from phasegate.engine.record import RunRecord
+from phasegate.engine.simulate import simulate
+from phasegate.policy.spec import build_policy
+from phasegate.report.fidelity import print_fidelity
+from phasegate.report.html import Context
+from phasegate.report.summary import summarise
+from phasegate.workload.describe import describe
+from phasegate.workload.source import source_of
+
+DEFAULT_POLICIES = ("mixed", "exclusive:k=1", "threshold", "hybrid")
+DEFAULT_WORKLOAD = "prompt=96,output=48,prompt_dist=lognormal:0.8,output_dist=lognormal:0.8"
+DEFAULT_REQUESTS = 96
+
+_WORKLOAD = f"Synthetic traffic, e.g. '{DEFAULT_WORKLOAD}'."
+_TRACE = "Recorded traffic: an Azure, BurstGPT, Mooncake or ShareGPT file, .gz accepted."
+_PROFILE = "Costs for the policies (from `phasegate calibrate`); without it, calibrate first."
+_POLICY = "Policy to compare; repeat for more (`phasegate policies` lists them)."
+_TRAFFIC, _OUTPUT = "Traffic", "Output"
+
+
+def command(
+    context: typer.Context,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help=_POLICY, show_default=" ".join(DEFAULT_POLICIES), metavar="SPEC"),
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help=_PROFILE, metavar="NAME|FILE")] = None,
+    calibrate: Annotated[
+        float,
+        typer.Option(help="Seconds to calibrate if there is no profile.", min=1.0),
+    ] = 30.0,
+    compare_sim: Annotated[
+        bool, typer.Option("--compare-sim", help="Replay in the simulator; predicted vs measured.")
+    ] = False,
+    workload: Annotated[
+        str | None, typer.Option(help=_WORKLOAD, metavar="SPEC", rich_help_panel=_TRAFFIC)
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help=_TRACE, metavar="FILE", rich_help_panel=_TRAFFIC)
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(help="Closed loop: requests in flight.", min=1, rich_help_panel=_TRAFFIC),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Open loop: Poisson arrivals per second.", rich_help_panel=_TRAFFIC),
+    ] = None,
+    rate_scale: Annotated[
+        float | None,
+        typer.Option(help="Replay the trace so many times as fast.", rich_help_panel=_TRAFFIC),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            help="Requests of the run (of a trace: the first).", min=1, rich_help_panel=_TRAFFIC
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed of traffic and prompts.", min=0, rich_help_panel=_TRAFFIC)
+    ] = 0,
+    model: ModelOption = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    threads: ThreadsOption = None,
+    n: SlotsOption = SLOTS,
+    token_budget: BudgetOption = TOKEN_BUDGET,
+    kv: KVOption = None,
+    page: PageOption = PAGE,
+    json: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write all numbers; - is stdout.", metavar="FILE|-", rich_help_panel=_OUTPUT
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write a report to look at.", metavar="FILE", rich_help_panel=_OUTPUT),
+    ] = None,
+) -> None:
+    """Compare policies on the embedded engine: a real model, real time.
+
+    With no traffic options: a small conversation-like workload, as many requests in flight as
+    there are slots.
+    """
+    check_outputs(json, html)
+    traffic = _traffic(workload, trace, concurrency, rate, rate_scale, requests, seed, n)
+    table = traffic.table()
+    costs = load_profile(profile) if profile is not None else None
+    specs = policy or list(DEFAULT_POLICIES)
+    console = Console(stderr=json == STDOUT, highlight=False)
+    options = EngineOptions(model, device, dtype, threads, n, token_budget, kv, page)
+    runner, limits = options.build()
+    if costs is not None:
+        check_policies(specs, costs.cost_model(), limits)
+
+    from phasegate.model import measured
+
+    measured.check_fits(table, runner.loaded)
+
+    if costs is None:
+        with progress_bar("seconds") as bar:
+            task = bar.add_task("calibrate", total=calibrate)
+            costs, fit = measured.calibrate(
+                runner, limits, calibrate, lambda s: bar.update(task, completed=s * calibrate)
+            )
+        print_fit(fit, console)
+        check_policies(specs, costs.cost_model(), limits)
+    device_profile: Profile = costs
+    cost = device_profile.cost_model()
+    shape = describe(table)
+    about_traffic = [*str(shape).splitlines(), *table.notes]
+    introduce(console, device_profile, limits, about_traffic)
+
+    def run_one(spec: str, advance: Callable[[int], None]) -> RunRecord:
+        built = build_policy(spec, cost, limits)
+        return measured.run_workload(
+            runner,
+            source_of(table),
+            built,
+            limits,
+            profile=device_profile.name,
+            seed=seed,
+            progress=advance,
+        )
+
+    runs, series = run_all(specs, run_one, len(table), curves=html is not None)
+    offered = shape.rate if math.isfinite(shape.rate) else None
+    about = Context(device_profile, limits, about_traffic, command_line(context), offered)
+    present(runs, series, about, console, json, html)
+    if compare_sim:
+        predicted = [
+            summarise(
+                simulate(
+                    cost,
+                    source_of(table),
+                    build_policy(spec, cost, limits),
+                    limits,
+                    profile=device_profile.name,
+                )
+            )
+            for spec in specs
+        ]
+        console.print()
+        console.print(Text("Simulated with the same costs, scheduler and requests:", style="bold"))
+        print_fidelity(predicted, runs, console)
+
+
+def _traffic(
+    workload: str | None,
+    trace: Path | None,
+    concurrency: int | None,
+    rate: float | None,
+    rate_scale: float | None,
+    requests: int | None,
+    seed: int,
+    slots: int,
+) -> Traffic:
+    """The traffic options, with what is small enough for this machine where nothing is said."""
+    if workload is None and trace is None:
+        workload = DEFAULT_WORKLOAD
+        requests = requests or DEFAULT_REQUESTS
+        if rate is None and concurrency is None:
+            concurrency = slots
+    traffic = Traffic(workload, trace, concurrency, rate, rate_scale, requests, seed)
+    traffic.check()
+    return traffic
