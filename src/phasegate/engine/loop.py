@@ -68,6 +68,8 @@ class Engine:
         if state is not State.WAITING:
             self.runner.release(request)
             self._finished.append(Finished(request.id, request.prompt, request.generated, False))
+        if not self.scheduler.requests:
+            self._busy_since = -1.0
         self._ended(request)
         return True
 
