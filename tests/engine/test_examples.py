@@ -64,7 +64,7 @@ def of(record: RunRecord, request: int) -> dict[str, float | list[float]]:
     arrival = record.requests["arrival"][row]
     return {
         "ttft": record.requests["first_token"][row] - arrival,
-        "itl": record.itl_values(row).tolist(),
+        "itl": record.itl_values(int(row)).tolist(),
         "e2e": record.requests["end"][row] - arrival,
     }
 

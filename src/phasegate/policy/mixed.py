@@ -12,11 +12,12 @@ def mixed_plan(now: Snapshot, n: int, options: Options, kv_reserve: int = 0) -> 
     """Decode first, then chunked prefill up to the token budget, as vLLM does."""
     budget = options.budget(now)
     n = min(n, now.slots, budget)
-    admit = max(0, n - now.running)
-    if now.urgent:
-        admit = max(admit, 1)
-    if now.prefilling or (admit and now.waiting and not now.kv_blocked) or now.urgent:
-        return Plan(True, admit, max(0, budget - now.decoding), n, options.chunk, kv_reserve)
+    # A more urgent request displaces a running one: it gets its slot and its token of the budget.
+    least = 1 if now.urgent else 0
+    admit = max(least, n - now.running)
+    if now.prefilling or now.urgent or (admit and now.waiting and not now.kv_blocked):
+        tokens = max(least, budget - now.decoding)
+        return Plan(True, admit, tokens, n, options.chunk, kv_reserve)
     return Plan(True, 0, 0, n, repeat=UNLIMITED)
 
 
