@@ -38,7 +38,6 @@ def estimates(
                 rows.append((exposure.mean, law.mean, hazard.fit().mean))
         for name, column in zip(found, np.array(rows).T, strict=True):
             found[name].append(column.tolist())
-    # Median of means is no better here; a plain mean of 1/rate is biased by its own variance.
     return {name: np.array(rows).mean(axis=0) for name, rows in found.items()}
 
 
@@ -143,8 +142,8 @@ class TestKaplanMeier:
         assert law.survival(np.array([50.0]))[0] == pytest.approx(20 / 30)
 
     def test_more_running_than_the_window_holds(self) -> None:
-        """A thousand slots on a window of 50: all of them count."""
-        estimate = KaplanMeier(50)
+        """A thousand slots on a window of 150: all of them count."""
+        estimate = KaplanMeier(150)
         for request in range(1000):
             estimate.start(request)
         estimate.advance(10)
@@ -154,7 +153,7 @@ class TestKaplanMeier:
         assert law.survival(np.array([11.0]))[0] == pytest.approx(0.999)
         for request in range(1, 1000):
             estimate.finish(request, 11)
-        for request in range(1000, 1050):
+        for request in range(1000, 1150):
             estimate.finish(request, 7)
         assert estimate.law().mean == 7
 
