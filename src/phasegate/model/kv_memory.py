@@ -78,7 +78,7 @@ class KVMemory:
         really there yet, and may hold numbers that are slow to compute with.
         """
         for tensor in (*self.keys, *self.values):
-            tensor[:, start : start + length].normal_()
+            tensor[:, start : start + length].fill_(0.01)
 
     def move(self, moves: Iterable[Move]) -> None:
         """Carry out moves in order; overlapping ranges are handled like memmove."""
