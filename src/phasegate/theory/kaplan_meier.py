@@ -24,8 +24,8 @@ class KaplanMeier:
     start, too many long ones in a drain. The requests that started last are one, whatever the
     server does. Those still running take part as censored: longer than they are now. And since
     requests of the traffic before leave the window by their start, not by their end, long ones
-    left over from it do not linger in the estimate (which they do when everyone running enters
-    by left truncation: 6 % for as long as they run, after a shift from 256 to 64 tokens).
+    left over from it do not linger in the estimate (with left truncation, where everyone running
+    takes part from the start of the window, they do).
 
     Ages are kept by a batch clock: in a decode iteration every running request gains one token,
     so `advance` is O(1), and so are `start`, `preempt` and `finish`; only `law` looks at all.
