@@ -5,7 +5,7 @@ A hidden request keeps its slot and its KV and gets no tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 LEASE = 32
@@ -23,23 +23,26 @@ class MarkHiding:
         self._scheduler = scheduler
         self._marked: list[Any] = []
         self._until = 0
+        self._async = scheduler.scheduler_config.async_scheduling
         # The V1 model runner rebuilds the row of a request that comes back from the tokens known
         # by then: under async scheduling none of its output may be in flight.
         self._wait_for_output = bool(scheduler.scheduler_config.async_scheduling) and not getattr(
             scheduler, "use_v2_model_runner", False
         )
 
-    def hide_decodes(self, started: Iterable[Any]) -> int:
-        """Hide all decoding requests; `started` began to decode in the last iteration."""
-        step = self._scheduler.current_step
-        if not self._marked or step + 1 >= self._until:
-            self._until = step + 2 + LEASE
-            self._marked = [r for r in self._scheduler.running if not r.is_prefill_chunk]
-            started = self._marked
-        else:
+    def hide_decodes(self, prefilling: Sequence[Any], started: Sequence[Any]) -> int:
+        """Hide all running requests but `prefilling`; `started` decode since the last iteration."""
+        step, running = self._scheduler.current_step, self._scheduler.running
+        if self._marked and step + 1 < self._until:
             self._marked.extend(started)
+        else:
+            self._until = step + 2 + LEASE
+            started = self._marked = (
+                [r for r in running if not r.is_prefill_chunk] if prefilling else running.copy()
+            )
+        until = self._until
         for request in started:
-            request.next_decode_eligible_step = self._until
+            request.next_decode_eligible_step = until
         return 0
 
     def hide_once(self, requests: Iterable[Any]) -> int:
@@ -50,10 +53,12 @@ class MarkHiding:
 
     def show(self) -> None:
         """End all marks."""
+        if not self._marked:
+            return
         marked, self._marked = self._marked, []
         for request in marked:
             request.next_decode_eligible_step = 0
-        if not getattr(self._scheduler, "use_v2_model_runner", False):
+        if self._async and not getattr(self._scheduler, "use_v2_model_runner", False):
             # The V1 model runner rebuilds the row of a request that comes back from the tokens
             # known by then: none of its output may be in flight.
             last = self._scheduler.prev_step_scheduled_req_ids
@@ -75,8 +80,8 @@ class SwapHiding:
         self._scheduler = scheduler
         self._all: list[Any] | None = None
 
-    def hide_decodes(self, started: Iterable[Any]) -> int:
-        """Hide all decoding requests."""
+    def hide_decodes(self, prefilling: Sequence[Any], started: Sequence[Any]) -> int:
+        """Hide all running requests but `prefilling`."""
         return self.hide_once([r for r in self._scheduler.running if not r.is_prefill_chunk])
 
     def hide_once(self, requests: Iterable[Any]) -> int:

@@ -91,7 +91,7 @@ def _open_gate(scheduler: Any) -> Gate | None:
         logger.info("phasegate: disabled by its settings, stock scheduler")
         return None
     problem = None if settings.untested else unknown_version(vllm.__version__)
-    problem = problem or changed_internals(scheduler, Request, Scheduler.schedule)
+    problem = problem or changed_internals(scheduler, Request.__init__, Scheduler.schedule)
     if problem:
         logger.error("phasegate: stock scheduler, %s", problem)
         return None

@@ -8,7 +8,6 @@ from time import time
 from typing import Any
 
 from phasegate.policy.base import Snapshot
-from phasegate.vllm.support import cap_attribute
 
 RETRY = 32
 """Iterations after which an admission that KV stopped is tried again, come what may."""
@@ -20,6 +19,7 @@ class View:
     """Reads a scheduler in O(1) per iteration, but for requests that are deferred or in prefill.
 
     Attributes:
+        cap: name of the scheduler's attribute that caps admission.
         page: tokens per KV block, over all groups of layers.
         kv_capacity: tokens that fit into KV.
         prefilling: running requests whose prompt is not completely scheduled yet.
@@ -29,12 +29,16 @@ class View:
     """
 
     def __init__(self, scheduler: Any) -> None:
-        self._s, self._cap = scheduler, cap_attribute(scheduler)
+        self._s = scheduler
+        newer = hasattr(scheduler, "max_num_active_reqs")
+        self.cap = "max_num_active_reqs" if newer else "max_num_running_reqs"
         self._pool = scheduler.kv_cache_manager.block_pool
         groups = scheduler.kv_cache_config.kv_cache_groups
         self.page = 1 / (sum(1 / group.kv_cache_spec.block_size for group in groups) or 1)
         self.kv_capacity = int((self._pool.num_gpu_blocks - 1) * self.page)  # one is vLLM's own
-        self._holding = "kv_holding_waiting" if hasattr(scheduler, "deferred_waiting") else ""
+        newer = hasattr(scheduler, "deferred_waiting")
+        self._queues = ("kv_holding_waiting" if newer else "skipped_waiting", "waiting")
+        self._deferred = "deferred_waiting" if newer else "skipped_waiting"
         self._by_priority = scheduler.policy.value == "priority"
         self.prefilling: list[Any] = []
         self.context = self.step = self._recount_at = 0
@@ -47,91 +51,70 @@ class View:
         inflight = getattr(s, "_inflight_prefills", None)
         if inflight is None:
             self.prefilling = [r for r in s.running if r.is_prefill_chunk]
-        elif inflight:
+        else:
             self.prefilling = [r for r in inflight if r.status.name == "RUNNING"]
-        elif self.prefilling:
-            self.prefilling = []
         if self.step >= self._recount_at:
             self._recount_at = self.step + RECOUNT
             self.context = sum(r.num_computed_tokens for r in s.running if not r.is_prefill_chunk)
         running = len(s.running)
         return running + s.num_waiting_for_streaming_input, running - len(self.prefilling)
 
-    def recount(self) -> None:
-        """Count the context anew in the next iteration."""
-        self._recount_at = 0
-
     def snapshot(self, now: float, decoding: int) -> Snapshot:
         """The numbers a policy decides on."""
-        s, head = self._s, self._head()
-        slots = getattr(s, self._cap)
-        room = len(s.running) < slots
-        urgent = head is not None and self._by_priority and room and bool(s.running)
+        s, head, free, blocked = self._s, self._head(), self._free_blocks(), False
+        if self._blocked is not None:  # same head, no more room than then, and not long ago
+            room, stopped, retry_at = self._blocked
+            blocked = head is stopped and free <= room and self.step < retry_at
+        slots = getattr(s, self.cap)
+        urgent = False
+        if self._by_priority and head is not None and len(s.running) < slots:
+            urgent = any(r.priority > head.priority for r in s.running)
+        prefilling = self.prefilling
+        pending = sum(r.num_tokens - r.num_computed_tokens for r in prefilling) if prefilling else 0
+        wait = time() - head.arrival_time if head is not None else 0.0
+        budget = min(s.max_num_scheduled_tokens, s.scheduler_config.max_num_batched_tokens)
         return Snapshot(
-            now,
-            self.waiting(),
-            len(self.prefilling),
-            decoding,
-            sum(r.num_tokens - r.num_computed_tokens for r in self.prefilling),
-            self.context,
-            self.kv_capacity,
-            int(self.free_blocks * self.page),
-            max(time() - head.arrival_time, 0.0) if head is not None else 0.0,
-            slots,
-            min(s.max_num_scheduled_tokens, s.scheduler_config.max_num_batched_tokens),
-            self._kv_blocked(head),
-            self.head,
-            urgent and any(r.priority > head.priority for r in s.running),
+            *(now, self.waiting(), len(prefilling), decoding, pending, self.context),
+            *(self.kv_capacity, int(free * self.page), wait, slots, budget, blocked),
+            *(self.head, urgent),
         )
 
-    @property
-    def free_blocks(self) -> int:
-        """KV blocks that nobody holds."""
-        return self._pool.get_num_free_blocks()
+    def scheduled(
+        self, decodes: int, started: Sequence[Any], preempted: Any, admitted: int, blocked: bool
+    ) -> None:
+        """Follow an iteration: `blocked` if the head of the queue did not fit into KV."""
+        self.context += decodes + sum(request.num_computed_tokens for request in started)
+        if preempted:
+            self._recount_at = 0
+        if blocked:
+            self._blocked = (self._free_blocks(), self._head(), self.step + RETRY)
+        elif admitted:
+            self._blocked = None
+
+    def _free_blocks(self) -> int:
+        return int(self._pool.get_num_free_blocks())
 
     # ------------------------------------------------------------------ what waits
-    def _queues(self) -> tuple[Any, Any, Any]:
-        """Both waiting queues, in order, and the requests in them that may not be ready."""
-        s = self._s
-        if self._holding:
-            return s.kv_holding_waiting, s.waiting, s.deferred_waiting
-        return s.skipped_waiting, s.waiting, s.skipped_waiting
-
     def waiting(self) -> int:
         """Requests that could be admitted now: not those that wait for a grammar or for input."""
-        first, second, deferred = self._queues()
-        return len(first) + len(second) - sum(not _ready(request) for request in deferred)
+        s = self._s
+        n = len(getattr(s, self._queues[0])) + len(s.waiting)
+        deferred = getattr(s, self._deferred)
+        return n - sum(not _ready(request) for request in deferred) if deferred else n
 
     def _in_order(self) -> Iterator[Any]:
-        first, second, deferred = self._queues()
-        return filter(_ready, chain(first, second)) if deferred else chain(first, second)
+        requests = chain(*(getattr(self._s, queue) for queue in self._queues))
+        return filter(_ready, requests) if getattr(self._s, self._deferred) else requests
 
     def _head(self) -> Any:
-        first, second, deferred = self._queues()
-        if deferred:
+        s = self._s
+        if getattr(s, self._deferred) or getattr(s, self._queues[0]):
             return next(self._in_order(), None)
-        queue = first or second
-        return queue.peek_request() if queue else None
+        return s.waiting.peek_request() if s.waiting else None
 
     def head(self, limit: int) -> Sequence[int]:
         """KV need at admission of up to `limit` waiting requests in queue order, tokens."""
         return [request.num_tokens for request in islice(self._in_order(), limit)]
-
-    # ------------------------------------------------------------------ blocked by KV
-    def block(self) -> None:
-        """The head of the queue did not fit into KV."""
-        self._blocked = (self.free_blocks, self._head(), self.step + RETRY)
-
-    def unblock(self) -> None:
-        """An admission went through."""
-        self._blocked = None
-
-    def _kv_blocked(self, head: Any) -> bool:
-        """Whether that is still so: same head, no more room than then, and not long ago."""
-        if self._blocked is None:
-            return False
-        free, blocked, retry_at = self._blocked
-        return head is blocked and self.free_blocks <= free and self.step < retry_at
 
 
 def _ready(request: Any) -> bool:
