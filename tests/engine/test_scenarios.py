@@ -16,7 +16,7 @@ from invariants import CheckedEngine, check_itl, check_record, checked_simulatio
 from phasegate.cost.profile import load_profile
 from phasegate.engine.record import RunRecord
 from phasegate.engine.simulate import simulate
-from phasegate.policy.spec import MAX_HOLD, POLICIES, build_policy
+from phasegate.policy.spec import MAX_HOLD, MAX_STALL, POLICIES, build_policy
 from phasegate.scheduler.limits import Limits
 from phasegate.scheduler.request import Request, State
 from phasegate.workload import RequestTable, make_source, source_of
@@ -193,13 +193,15 @@ def test_5_a_margin_for_growth_removes_preemptions_and_gains_throughput() -> Non
 @every
 def test_6_a_fifth_prompt_waits_when_four_fill_kv(spec: str) -> None:
     """Four 100k prompts fill 90 % of KV. The fifth waits until one of them has ended; nobody is
-    preempted and the phases do not alternate meanwhile."""
+    preempted and the phases do not alternate meanwhile, but for the decode iterations that the
+    guard on stalls lets through a long refill."""
     table = RequestTable.of([100_000] * 5, [600] * 4 + [50], arrival=[0.0] * 4 + [20.0])
     record = serve(spec, table, Limits(444_000))
     assert in_order(record, "admitted")[4] >= record.requests["end"].min() > 20.0
     assert record.requests["preemptions"].sum() == 0
     phases = record.iterations["prefill_tokens"] > 0
-    assert np.count_nonzero(np.diff(phases.astype(int))) <= 2 * 5
+    guarded = record.iterations["duration"][phases].sum() // MAX_STALL
+    assert np.count_nonzero(np.diff(phases.astype(int))) <= 2 * (5 + guarded)
 
 
 @every

@@ -38,6 +38,8 @@ class Snapshot:
             and nothing has left the KV cache since.
         head: `head(limit)` returns the KV need at admission, in tokens, of up to `limit` waiting
             requests in queue order (the prompt, plus what was generated before a preemption).
+        urgent: the head of the queue is of a higher priority class than a running request, and
+            takes its place if admitted while slots or KV are short: do not hold it back.
     """
 
     now: float
@@ -130,7 +132,8 @@ class StepReport:
         started: requests that ended their prefill.
         finished: requests that left since the last report (done or aborted).
         preempted: ids of requests whose KV was taken away.
-        kv_blocked: admission stopped because KV had no room, although the plan allowed more.
+        kv_blocked: the head of the queue waits for KV: an admission stopped there, in this step
+            or before it, and nothing had left KV by the time this step ran.
         waiting: requests waiting after the step.
     """
 

@@ -64,8 +64,7 @@ class Hybrid:
     def observe(self, step: StepReport) -> None:
         """Traffic and phases follow what happened."""
         self._monitor.observe(step)
-        if self._switch.exclusive:
-            self._phases.observe(step)
+        self._phases.observe(step)
 
     @property
     def decision(self) -> Decision:

@@ -16,12 +16,15 @@ class Options:
         token_budget: the most tokens (prompt tokens + decodes) in one iteration.
         chunk: the longest prompt slice of one request in one iteration, tokens.
         max_hold: the longest a policy may hold back a request that has a slot and KV, seconds.
+        max_stall: the longest that an exclusive refill may keep decoding requests without a
+            token before it lets one decode iteration pass, seconds.
     """
 
     n: int = UNLIMITED
     token_budget: int = UNLIMITED
     chunk: int = UNLIMITED
     max_hold: float = NEVER
+    max_stall: float = NEVER
 
     def budget(self, state: Snapshot) -> int:
         """Token budget of an iteration within the engine's own."""

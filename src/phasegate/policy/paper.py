@@ -176,8 +176,7 @@ class PaperHybrid:
     def observe(self, step: StepReport) -> None:
         """Collect lengths, follow the phases."""
         self._rule.observe(step)
-        if self._switch.exclusive:
-            self._phases.observe(step)
+        self._phases.observe(step)
 
     @property
     def decision(self) -> Decision:

@@ -16,7 +16,9 @@ class ExclusivePhases:
       - a request that had a slot and KV was held back for `max_hold`, or
       - a more urgent request waits.
     It admits min(q, N-n) requests and prefills them to their end. If KV stops it short, "k free"
-    is measured against the number that did fit, until a refill is not stopped any more.
+    is measured against the number that did fit, until a refill is not stopped any more. A long
+    refill is interrupted by one decode iteration whenever those that decode have waited for
+    `max_stall`.
     """
 
     def __init__(self, options: Options) -> None:
@@ -24,6 +26,7 @@ class ExclusivePhases:
         self._quota = 0  # requests that the current refill may still admit
         self._held_since = NEVER
         self._fit = UNLIMITED  # running requests when KV last stopped a refill
+        self._stalled_since = 0.0  # those that decode wait for a token since then
 
     def plan(self, now: Snapshot, k: int, n: int, of: int | None = None) -> Plan:
         """Decide one iteration.
@@ -41,6 +44,10 @@ class ExclusivePhases:
         room = n - running
         can_admit = now.waiting > 0 and not now.kv_blocked
 
+        if not now.decoding:
+            self._stalled_since = now.now
+        elif now.prefilling and now.now >= self._stalled_since + options.max_stall:
+            return Plan(True, 0, 0, n)
         if now.prefilling or (self._quota > 0 and can_admit and room > 0):
             admit = max(min(self._quota, room), 1 if now.urgent else 0)
             return Plan(False, admit, budget, n, options.chunk)
@@ -82,7 +89,9 @@ class ExclusivePhases:
         return not now.running or now.head(1)[0] <= now.kv_free
 
     def observe(self, step: StepReport) -> None:
-        """Follow what was admitted, and where KV stopped it."""
+        """Follow what was admitted, where KV stopped it, and when there were tokens."""
+        if step.decodes:
+            self._stalled_since = step.end
         if step.admitted:
             self._quota = max(0, self._quota - step.admitted)
         if step.kv_blocked and self._quota:

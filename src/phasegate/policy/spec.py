@@ -51,7 +51,10 @@ class PolicyKind:
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value < 1:
         raise ValueError("must be a whole number of at least 1")
     return value
@@ -93,21 +96,27 @@ def _rule(text: str) -> str:
 MAX_HOLD = 2.0
 """Default guard of the exclusive policies, seconds."""
 
+MAX_STALL = 2.0
+"""Default bound on how long a refill keeps decoding requests waiting, seconds."""
+
 _N = "the most running requests, or `safe`: as many as fit KV by the traffic seen"
+_HELD = "longest time a request is held back although it has room, seconds, or none"
 SHARED = {
     "n": Option(_N, "the engine's slots", _slots),
     "token_budget": Option("the most tokens in one iteration", "the engine's budget", _count),
     "chunk": Option("longest prompt slice of one request per iteration", "no limit", _count),
+    "max_hold": Option(_HELD, f"{MAX_HOLD:g}", _seconds),
 }
-_HOLD = {
-    "max_hold": Option(
-        "longest time a request is held back although it has room, seconds, or none",
-        f"{MAX_HOLD:g}",
+_STALL = {
+    "max_stall": Option(
+        "longest time a refill leaves decoding requests without a token, seconds, or none",
+        f"{MAX_STALL:g}",
         _seconds,
     )
 }
 _EPS = {"eps": Option("accepted probability that KV overflows (with n=safe)", "0.01", _probability)}
 _RULE = {"rule": Option("`ours`, or `paper` for arXiv 2606.00516 to the letter", "ours", _rule)}
+_SAFE_N = {"n": Option(_N, SAFE, _slots)}
 
 
 def _options(values: Values) -> Options:
@@ -117,7 +126,13 @@ def _options(values: Values) -> Options:
         token_budget=int(values.get("token_budget", UNLIMITED)),
         chunk=int(values.get("chunk", UNLIMITED)),
         max_hold=float(values.get("max_hold", MAX_HOLD)),
+        max_stall=float(values.get("max_stall", MAX_STALL)),
     )
+
+
+def _check_eps(values: Values, spec: str) -> None:
+    if "eps" in values and values.get("n") != SAFE:
+        raise PolicyError(f"{spec!r}: option eps belongs to n=safe; add that, or leave eps out")
 
 
 def _capacity(
@@ -129,12 +144,11 @@ def _capacity(
 
 
 def _build_static(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
-    if values.get("n") == SAFE:
-        raise PolicyError(f"{spec!r}: option n=safe is not for static batching; give a number")
-    return Static(_options(values), spec)
+    return Static(_options({"max_hold": NEVER, **values}), spec)
 
 
 def _build_mixed(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
+    _check_eps(values, spec)
     options = _options(values)
     monitor = TrafficMonitor() if values.get("n") == SAFE else None
     return Mixed(options, _capacity(values, options, limits, monitor), monitor, spec)
@@ -143,6 +157,7 @@ def _build_mixed(values: Values, cost: CostModel, limits: Limits, spec: str) -> 
 def _build_exclusive(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
     if "k" in values and "theta" in values:
         raise PolicyError(f"{spec!r}: options k and theta contradict each other; give one of them")
+    _check_eps(values, spec)
     options = _options(values)
     k = int(values["k"]) if "k" in values else None if "theta" in values else 1
     if k is not None and k > options.n:
@@ -155,8 +170,10 @@ def _build_exclusive(values: Values, cost: CostModel, limits: Limits, spec: str)
 
 def _build_threshold(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
     values = {"n": SAFE, **values}
+    _check_eps(values, spec)
     options = _options(values)
     if values.get("rule") == "paper":
+        options = _options({"max_stall": NEVER, **values})
         n = None if values["n"] == SAFE else options.n
         return PaperThreshold(options, cost, n, float(values.get("eps", 0.01)), spec)
     monitor = TrafficMonitor()
@@ -165,26 +182,34 @@ def _build_threshold(values: Values, cost: CostModel, limits: Limits, spec: str)
 
 def _build_hybrid(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
     values = {"n": SAFE, **values}
+    _check_eps(values, spec)
     options = _options(values)
     if values.get("rule") == "paper":
+        options = _options({"max_stall": NEVER, **values})
         n = None if values["n"] == SAFE else options.n
         return PaperHybrid(options, cost, n, float(values.get("eps", 0.01)), spec)
     monitor = TrafficMonitor()
     return Hybrid(options, cost, _capacity(values, options, limits, monitor), monitor, spec)
 
 
-_SAFE_N = {"n": Option(_N, SAFE, _slots)}
-
 POLICIES: dict[str, PolicyKind] = {
     "static": PolicyKind(
         "n requests are bound together until the last of them has finished",
-        {**SHARED, "n": Option("requests per batch", "the engine's slots", _count)},
+        {
+            **SHARED,
+            "n": Option("requests per batch", "the engine's slots", _count),
+            "max_hold": Option(_HELD, "none", _seconds),
+        },
         _build_static,
     ),
     "mixed": PolicyKind(
         "decode first, chunked prefill in what is left of the token budget (every engine's "
         "default)",
-        {**SHARED, **_EPS},
+        {
+            **SHARED,
+            "max_hold": Option("any value holds: mixed batching never holds back", "0", _seconds),
+            **_EPS,
+        },
         _build_mixed,
     ),
     "exclusive": PolicyKind(
@@ -193,19 +218,19 @@ POLICIES: dict[str, PolicyKind] = {
             "k": Option("freed slots that start a refill", "1", _count),
             "theta": Option("the same as a share of N", "unset", _share),
             **SHARED,
-            **_HOLD,
+            **_STALL,
             **_EPS,
         },
         _build_exclusive,
     ),
     "threshold": PolicyKind(
         "EB(k*): exclusive, with k* and a memory-safe N from the traffic as it comes",
-        {**SHARED, **_SAFE_N, **_HOLD, **_EPS, **_RULE},
+        {**SHARED, **_SAFE_N, **_STALL, **_EPS, **_RULE},
         _build_threshold,
     ),
     "hybrid": PolicyKind(
         "EB+: mixed or EB(k*), whichever the cost model says is faster for the traffic seen",
-        {**SHARED, **_SAFE_N, **_HOLD, **_EPS, **_RULE},
+        {**SHARED, **_SAFE_N, **_STALL, **_EPS, **_RULE},
         _build_hybrid,
     ),
 }

@@ -27,8 +27,12 @@ PERIOD = 100
 FIRST = 8
 """... and before the first one; the period doubles from here."""
 
+SPACING = 64
+"""Iterations between two updates, at least: where 100 requests end in a few iterations, updates
+would cost more than they bring."""
+
 _LAW_SIZE = 64
-_SMOOTHING = 200.0  # iterations
+_SMOOTHING = 200  # iterations
 
 
 class TrafficMonitor:
@@ -37,17 +41,20 @@ class TrafficMonitor:
     Attributes:
         version: grows by one with every new estimate; 0: nothing is known yet.
         completions: finished requests seen.
-        in_system: running + waiting requests, smoothed over the last 200 iterations.
+        in_system: running + waiting requests, averaged over the last 200 to 400 iterations.
     """
 
     def __init__(self) -> None:
         self.version = 0
         self.completions = 0
         self.in_system = 0.0
-        self._weight = 0.0
+        self._iterations = 0
+        self._averaged = 0
+        self._sum = 0.0
         self._lengths = KaplanMeier(WINDOW)
         self._prompts = RecentLengths(WINDOW)
         self._next_update = FIRST
+        self._next_iteration = 0
         self._law: LengthLaw | None = None
         self._loads: dict[int, SlotLoad] = {}
 
@@ -56,24 +63,37 @@ class TrafficMonitor:
         lengths = self._lengths
         for prompt in step.arrived:
             self._prompts.add(prompt)
+        for preempted in step.preempted:  # before the step's tokens
+            lengths.preempt(preempted)
         if step.decodes:
             lengths.advance(step.iterations)
-        for preempted in step.preempted:
-            lengths.preempt(preempted)
         for started in step.started:
             lengths.start(started.id, started.generated)
         for finished in step.finished:
             if finished.generated:
                 lengths.finish(finished.id, finished.generated, finished.complete)
                 self.completions += finished.complete
-        self._weight = min(self._weight + step.iterations, _SMOOTHING)
-        share = min(1.0, step.iterations / self._weight)
-        self.in_system += (step.slots_busy + step.waiting - self.in_system) * share
-        if self.completions >= self._next_update:
+        self._count(step.slots_busy + step.waiting, step.iterations)
+        if self.completions >= self._next_update and self._iterations >= self._next_iteration:
             self._update()
+
+    def _count(self, in_system: int, iterations: int) -> None:
+        """Average over all iterations at first, then over the last 200 to 400: the sums are
+        halved at fixed counts, so that it does not matter whether iterations come one by one."""
+        self._iterations += iterations
+        while iterations:
+            taken = min(iterations, 2 * _SMOOTHING - self._averaged)
+            iterations -= taken
+            self._averaged += taken
+            self._sum += in_system * taken
+            if self._averaged == 2 * _SMOOTHING:
+                self._averaged //= 2
+                self._sum /= 2
+        self.in_system = self._sum / self._averaged
 
     def _update(self) -> None:
         self._next_update = self.completions + min(PERIOD, self.completions)
+        self._next_iteration = self._iterations + min(SPACING, self.completions)
         law = self._lengths.law()
         if law is not None and len(self._prompts):
             self._law = law.compress(_LAW_SIZE)
