@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,16 @@ import pytest
 
 pytest.importorskip("vllm.v1.request", reason="vLLM is not installed")
 
-from vllm_harness import Loop, Worker, expected, install, make_request, make_scheduler
+from vllm_harness import (
+    Loop,
+    Worker,
+    expected,
+    install,
+    make_request,
+    make_scheduler,
+    serve,
+    traffic,
+)
 
 POLICIES = ("mixed", "exclusive:k=1", "exclusive:k=4", "threshold:n=16", "hybrid:n=16", "static")
 
@@ -23,38 +31,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "priorities": {"order": "priority", "blocks": 60},
     "no chunked prefill": {"chunked": False},
 }
-
-
-def traffic(seed: int, n: int = 50) -> list[tuple[list[int], int]]:
-    """Prompts (every third begins like another) and output lengths."""
-    draw = random.Random(seed)
-    shared = [draw.randrange(3, 500) for _ in range(200)]
-    requests = []
-    for i in range(n):
-        prompt = [draw.randrange(3, 500) for _ in range(draw.choice([1, 5, 20, 60, 300]))]
-        if i % 3 == 0:
-            prompt = shared[: draw.randrange(10, 200)] + prompt[:20]
-        requests.append((prompt, draw.choice([1, 2, 5, 30, 60])))
-    return requests
-
-
-def serve(
-    scheduler: Any, requests: Sequence[tuple[list[int], int]], ahead: bool, every: int = 3
-) -> Loop:
-    """Serve the requests, a handful arriving every few iterations."""
-    draw = random.Random(1)
-    loop = Loop(scheduler, Worker(draw, check_share=0.3), ahead)
-    pending = list(enumerate(requests))
-    for turn in range(20_000):
-        if turn % every == 0:
-            for _ in range(min(4, len(pending))):
-                i, (prompt, output) = pending.pop(0)
-                more = {"priority": draw.randrange(3), "arrival_time": float(i)}
-                scheduler.add_request(make_request(str(i), prompt, output, scheduler, **more))
-        if not pending and not loop.busy:
-            return loop
-        loop.step()
-    raise AssertionError("the engine did not come to an end")
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])

@@ -12,8 +12,16 @@ import pytest
 
 pytest.importorskip("vllm.v1.request", reason="vLLM is not installed")
 
-from test_vllm_gate import serve, traffic
-from vllm_harness import Loop, Worker, expected, install, make_request, make_scheduler
+from vllm_harness import (
+    Loop,
+    Worker,
+    expected,
+    install,
+    make_request,
+    make_scheduler,
+    serve,
+    traffic,
+)
 
 from phasegate.errors import InputError
 from phasegate.policy.base import UNLIMITED, Decision, Plan, Snapshot, StepReport

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -285,3 +286,35 @@ def expected(prompt: list[int], output: int) -> list[int]:
     for _ in range(output):
         tokens.append(next_token(tokens))
     return tokens[len(prompt) :]
+
+
+def traffic(seed: int, n: int = 50) -> list[tuple[list[int], int]]:
+    """Prompts (every third begins like another) and output lengths."""
+    draw = random.Random(seed)
+    shared = [draw.randrange(3, 500) for _ in range(200)]
+    requests = []
+    for i in range(n):
+        prompt = [draw.randrange(3, 500) for _ in range(draw.choice([1, 5, 20, 60, 300]))]
+        if i % 3 == 0:
+            prompt = shared[: draw.randrange(10, 200)] + prompt[:20]
+        requests.append((prompt, draw.choice([1, 2, 5, 30, 60])))
+    return requests
+
+
+def serve(
+    scheduler: Any, requests: Sequence[tuple[list[int], int]], ahead: bool, every: int = 3
+) -> Loop:
+    """Serve the requests, a handful arriving every few iterations."""
+    draw = random.Random(1)
+    loop = Loop(scheduler, Worker(draw, check_share=0.3), ahead)
+    pending = list(enumerate(requests))
+    for turn in range(20_000):
+        if turn % every == 0:
+            for _ in range(min(4, len(pending))):
+                i, (prompt, output) = pending.pop(0)
+                more = {"priority": draw.randrange(3), "arrival_time": float(i)}
+                scheduler.add_request(make_request(str(i), prompt, output, scheduler, **more))
+        if not pending and not loop.busy:
+            return loop
+        loop.step()
+    raise AssertionError("the engine did not come to an end")
