@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from phasegate.policy.base import NEVER, UNLIMITED, Plan, Snapshot, StepReport
 from phasegate.policy.options import Options
 from phasegate.policy.phases import ExclusivePhases
@@ -168,3 +170,32 @@ def test_an_urgent_request_joins_a_refill_that_is_going_on() -> None:
     rule.observe(step(admitted=1, slots_busy=1))
     during = now(prefilling=1, pending_tokens=400, heads=[5], urgent=True)
     assert rule.plan(during, 4, 10).admit == 1
+
+
+def test_more_requests_than_usual_do_not_raise_the_threshold() -> None:
+    """k = 1 of 4, as a mean: with 7 running one is still enough (by the share it were 3)."""
+    assert refills(phases().plan(now(decoding=7, heads=[5]), 1, 10, of=4))
+    assert not refills(phases().plan(now(decoding=7, heads=[5]), 2, 10, of=4))
+
+
+def test_those_who_wait_are_held_no_longer_than_a_refill_would_cost_the_others() -> None:
+    """A refill takes 0.1 s more than its tokens need: 6 running wait 0.6 s together."""
+    rule = phases()
+    plan = rule.plan(now(0.0, decoding=6, heads=[5]), 4, 10, patience=0.1)
+    assert not refills(plan)
+    assert plan.review_at == pytest.approx(0.6)
+    # One alone for 0.2 s, then two of them: 0.2 s more make 0.6 s together.
+    plan = rule.plan(now(0.2, decoding=6, heads=[5, 5]), 4, 10, patience=0.1)
+    assert plan.review_at == pytest.approx(0.4)
+    assert not refills(rule.plan(now(0.3, decoding=6, heads=[5, 5]), 4, 10, patience=0.1))
+    assert refills(rule.plan(now(0.41, decoding=6, heads=[5, 5]), 4, 10, patience=0.1))
+
+
+def test_patience_starts_anew_after_a_refill() -> None:
+    rule = phases()
+    assert not refills(rule.plan(now(0.0, decoding=6, heads=[5]), 4, 10, patience=0.1))
+    assert refills(rule.plan(now(0.7, decoding=6, heads=[5]), 4, 10, patience=0.1))
+    rule.observe(step(admitted=1, slots_busy=7))
+    plan = rule.plan(now(1.0, decoding=7, heads=[5]), 4, 10, patience=0.1)
+    assert not refills(plan)
+    assert plan.review_at == pytest.approx(1.7)

@@ -50,7 +50,8 @@ class Hybrid:
             of = min(n, max(1, round(monitor.in_system)))
             self._switch.guess(self._gain(of, max(1, self._rule.k * of // n), budget))
         if self._switch.exclusive:
-            return self._phases.plan(now, self._rule.k, n, self._rule.of)
+            rule = self._rule
+            return self._phases.plan(now, rule.k, n, rule.of, rule.patience)
         return mixed_plan(now, n, self._options)
 
     def _gain(self, of: int, k: int, budget: int) -> float:

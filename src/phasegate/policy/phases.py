@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from phasegate.policy.base import NEVER, UNLIMITED, Plan, Snapshot, StepReport
+from phasegate.policy.held import Held
 from phasegate.policy.options import Options
 
 
@@ -11,9 +12,11 @@ class ExclusivePhases:
 
     A refill starts when
       - nothing decodes, or
-      - min(q, N-n)*(N-k) >= n*k: k of N slots are free, or at light load the same share of
-        those that are in use (q waiting, n running), or
+      - k requests wait for k free slots, or fewer at light load: min(q, N-n)*(N-k) >= n*k, the
+        same share of those in use (q waiting, n running), or
       - a request that had a slot and KV was held back for `max_hold`, or
+      - all such requests together were held back for `patience` per running one: they have
+        waited longer than a refill of their own would have made the others wait, or
       - a more urgent request waits.
     It admits min(q, N-n) requests and prefills them to their end. If KV stops it short, "k free"
     is measured against the number that did fit, until a refill is not stopped any more. A long
@@ -24,11 +27,13 @@ class ExclusivePhases:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._quota = 0  # requests that the current refill may still admit
-        self._held_since = NEVER
+        self._held = Held()
         self._fit = UNLIMITED  # running requests when KV last stopped a refill
         self._stalled_since = 0.0  # those that decode wait for a token since then
 
-    def plan(self, now: Snapshot, k: int, n: int, of: int | None = None) -> Plan:
+    def plan(
+        self, now: Snapshot, k: int, n: int, of: int | None = None, patience: float = NEVER
+    ) -> Plan:
         """Decide one iteration.
 
         Args:
@@ -36,6 +41,7 @@ class ExclusivePhases:
             k: threshold, freed slots ...
             n: N, slots.
             of: ... of so many (default n; fewer when fewer requests are in the system).
+            patience: seconds per running request, see the class.
         """
         options = self._options
         budget = options.budget(now)
@@ -53,18 +59,19 @@ class ExclusivePhases:
             return Plan(False, admit, budget, n, options.chunk)
 
         self._quota = 0
+        together = patience * running
         if not can_admit:
-            self._held_since = NEVER
-        elif now.urgent or self._refill(now, k, n, min(of or n, n)):
-            self._held_since = NEVER
+            self._held.clear()
+        elif now.urgent or self._refill(now, k, n, min(of or n, n), together):
+            self._held.clear()
             if now.urgent or self._fits(now):
                 self._quota = max(min(now.waiting, room), 1)
                 return Plan(False, self._quota, budget, n, options.chunk)
             self._fit = running
-        review = self._held_since + options.max_hold
+        review = self._held.end(options.max_hold, together)
         return Plan(True, 0, 0, n, repeat=UNLIMITED, review_at=review)
 
-    def _refill(self, now: Snapshot, k: int, n: int, of: int) -> bool:
+    def _refill(self, now: Snapshot, k: int, n: int, of: int, together: float) -> bool:
         """Whether the decode phase ends here."""
         running = now.running
         if not running:
@@ -76,13 +83,14 @@ class ExclusivePhases:
         k = max(1, round(k * slots / of)) if slots < of else min(k, of)
         free = min(now.waiting, fit - running)
         if free <= 0:
-            self._held_since = NEVER
+            self._held.clear()
             return False
+        # More may be in the system now than `of`, which is a mean.
+        slots = max(slots, running + free)
         if free * (slots - k) >= running * k:
             return True
-        if self._held_since == NEVER:
-            self._held_since = now.now
-        return now.now >= self._held_since + self._options.max_hold
+        self._held.note(now.now, free)
+        return now.now >= self._held.end(self._options.max_hold, together)
 
     def _fits(self, now: Snapshot) -> bool:
         """Whether KV has room for the head of the queue (alone it always fits)."""

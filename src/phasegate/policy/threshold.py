@@ -12,10 +12,16 @@ from phasegate.theory.threshold import best_k
 
 
 class ThresholdRule:
-    """k* for the number of requests really in the system, from the traffic seen (THEORY 2)."""
+    """k* for the number of requests really in the system, from the traffic seen (THEORY 2).
+
+    Attributes:
+        k, of: k* of `of` slots.
+        patience: seconds that a refill costs each running request beyond the work of its tokens.
+    """
 
     def __init__(self, cost: CostModel, monitor: TrafficMonitor) -> None:
         self._cost, self._monitor = cost, monitor
+        self.patience = cost.alpha_prefill
         self._seen: tuple[int, int] = (-1, -1)
         self.k = 1
         self.of = 1
@@ -63,7 +69,8 @@ class Threshold:
         """Decode or refill, by the phase rule with the current k*."""
         n = self._capacity.limit(now)
         self._rule.update(n, self._options.budget(now))
-        return self._phases.plan(now, self._rule.k, n, self._rule.of)
+        rule = self._rule
+        return self._phases.plan(now, rule.k, n, rule.of, rule.patience)
 
     def observe(self, step: StepReport) -> None:
         """Traffic and phases follow what happened."""

@@ -41,12 +41,14 @@ class TrafficMonitor:
     Attributes:
         version: grows by one with every new estimate; 0: nothing is known yet.
         completions: finished requests seen.
+        overflows: requests preempted because KV had no room for the growth of all.
         in_system: running + waiting requests, averaged over the last 200 to 400 iterations.
     """
 
     def __init__(self) -> None:
         self.version = 0
         self.completions = 0
+        self.overflows = 0
         self.in_system = 0.0
         self._iterations = 0
         self._averaged = 0
@@ -63,6 +65,8 @@ class TrafficMonitor:
         lengths = self._lengths
         for prompt in step.arrived:
             self._prompts.add(prompt)
+        if not step.admitted:  # else somebody more urgent took their place
+            self.overflows += len(step.preempted)
         for preempted in step.preempted:  # before the step's tokens
             lengths.preempt(preempted)
         if step.decodes:
