@@ -50,9 +50,9 @@ def test_outputs_do_not_depend_on_the_policy(
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
     assert not scheduler.requests
     if policy.startswith(("exclusive", "threshold")):
-        assert gate.iterations[True, True] == 0
-        assert gate.iterations[True, False]
-        assert gate.iterations[False, True]
+        assert gate.iterations["mixed"] == 0
+        assert gate.iterations["prefill"]
+        assert gate.iterations["decode"]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -88,7 +88,7 @@ def test_exclusive_waits_for_k_free_slots(tiny: Path) -> None:
         if output is not None and output.scheduled_new_reqs:
             running.append(before)
     assert running == [0, 4, 4]
-    assert gate.iterations[True, False] == 3
+    assert gate.iterations["prefill"] == 3
 
 
 def test_token_budget_and_chunk_are_kept(tiny: Path) -> None:

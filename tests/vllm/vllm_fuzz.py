@@ -137,7 +137,7 @@ def fuzz(model: Path, seed: int, steps: int) -> dict[str, Any]:
         assert gate.failed is None, f"{where}: {gate.failed!r}"
         exclusive = policy.startswith(("exclusive", "threshold"))
         if exclusive and not loras and setting["order"] == "fcfs":
-            assert not gate.iterations[True, True], where
+            assert not gate.iterations["mixed"], where
 
     assert not scheduler.requests, where
     assert loop.finished | aborted >= submitted.keys(), f"{where}: lost requests"

@@ -21,11 +21,10 @@ VOCABULARY = 500
 BLOCK = 16
 
 
-def tiny_config(folder: Path) -> Path:
-    """Write the config of a tiny Llama; no weights."""
+def _config() -> Any:
     from transformers import LlamaConfig
 
-    LlamaConfig(
+    return LlamaConfig(
         architectures=["LlamaForCausalLM"],
         vocab_size=512,
         hidden_size=64,
@@ -39,6 +38,28 @@ def tiny_config(folder: Path) -> Path:
         tie_word_embeddings=False,
         bos_token_id=1,
         eos_token_id=2,
+    )
+
+
+def tiny_config(folder: Path) -> Path:
+    """Write the config of a tiny Llama; no weights."""
+    _config().save_pretrained(folder)
+    return folder
+
+
+def tiny_model(folder: Path) -> Path:
+    """Write a tiny Llama with random weights and a tokenizer of 512 words."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    LlamaForCausalLM(_config()).save_pretrained(folder)
+    words = {f"w{i}": i for i in range(512)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="w1", eos_token="w2", unk_token="w0"
     ).save_pretrained(folder)
     return folder
 

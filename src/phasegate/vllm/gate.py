@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from itertools import chain
 from time import perf_counter
@@ -18,6 +18,7 @@ logger = logging.getLogger("vllm.phasegate")
 
 SWITCH_CHECK = 16
 """Iterations between two looks at whether the policy changed its mode."""
+_KINDS = ("empty", "prefill", "decode", "mixed")
 _COMPLETE = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION")
 
 
@@ -34,6 +35,8 @@ def guarded(part: Callable[..., None]) -> Callable[..., None]:
                 gate.restore()
                 gate.hiding.show()
                 logger.exception("phasegate failed in %s: stock vLLM from here on", part.__name__)
+                if gate.publish is not None:
+                    gate.publish(gate)
 
     return call
 
@@ -43,16 +46,25 @@ class Gate:
 
     Attributes:
         failed: the exception after which this gate stays open, None while all is well.
-        mode: the policy's mode as of late.
-        iterations: how many held (prefill?, decodes?).
+        mode, modes: the policy's mode as of late, and all that there were.
+        iterations, seconds: how many there were of each kind, and how long they took.
         counts: switches of mode, admissions stopped by KV, preemptions.
+        publish: called with the gate after every iteration, for metrics; None: nobody asks.
     """
 
-    def __init__(self, scheduler: Any, view: View, policy: Policy) -> None:
-        self.policy, self.view = policy, view
+    def __init__(
+        self,
+        scheduler: Any,
+        view: View,
+        policy: Policy,
+        publish: Any = None,
+    ) -> None:
+        self.policy, self.view, self.publish = policy, view, publish
         self.failed: Exception | None = None
         self.mode = policy.decision.mode
-        self.iterations: Counter[tuple[bool, bool]] = Counter()
+        self.modes = {self.mode}
+        self.iterations: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.counts: Counter[str] = Counter()
         self.hiding = (MarkHiding if hasattr(scheduler, "current_step") else SwapHiding)(scheduler)
         self._s = scheduler
@@ -220,7 +232,11 @@ class Gate:
             for r in started
             if (n := r.num_output_tokens)
         ]
-        self.iterations[report.prefill_tokens > 0, report.decodes > 0] += 1
-        self.counts["blocked"] += report.kv_blocked
+        kind = _KINDS[bool(report.prefill_tokens) + 2 * bool(report.decodes)]
+        self.iterations[kind] += 1
+        self.seconds[kind] += report.durations[0]
+        self.counts["blocked_admissions"] += report.kv_blocked
         self.counts["preemptions"] += len(report.preempted)
         self.policy.observe(report)
+        if self.publish is not None:
+            self.publish(self)

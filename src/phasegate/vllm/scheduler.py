@@ -12,6 +12,7 @@ from vllm.v1.request import Request
 
 from phasegate.vllm.choose import choose_policy
 from phasegate.vllm.gate import Gate
+from phasegate.vllm.metrics import Publisher
 from phasegate.vllm.settings import load_settings
 from phasegate.vllm.support import changed_internals, unknown_version, untested_feature
 from phasegate.vllm.view import View
@@ -55,6 +56,11 @@ class _Gated:
         if self._phasegate is not None:
             self._phasegate.leave(request)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    def shutdown(self, *args: Any, **kwargs: Any) -> Any:
+        if self._phasegate is not None and self._phasegate.publish is not None:
+            self._phasegate.publish.close()
+        return super().shutdown(*args, **kwargs)  # type: ignore[misc]
 
 
 class PhaseScheduler(_Gated, Scheduler):  # type: ignore[misc]
@@ -101,4 +107,4 @@ def _open_gate(scheduler: Any) -> Gate | None:
     view = View(scheduler)
     policy = choose_policy(settings, scheduler, view)
     logger.info("phasegate: %s on vLLM %s", policy.spec, vllm.__version__)
-    return Gate(scheduler, view, policy)
+    return Gate(scheduler, view, policy, Publisher(scheduler.vllm_config))
