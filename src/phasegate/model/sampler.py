@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from phasegate.model.generation import Generation
+from phasegate.model.params import SamplingParams
 
 _HEAD = 256
 """Candidates tried first for top-p on the CPU, where sorting a whole vocabulary is slow."""
@@ -42,50 +43,63 @@ class Sampler:
     """
 
     def __init__(self, rows: Sequence[Generation], device: torch.device) -> None:
-        self._rows = rows
+        free = [i for i, row in enumerate(rows) if _kind(row.params) == "free"]
+        limited = [i for i, row in enumerate(rows) if _kind(row.params) == "limited"]
+        # The two draw in a different order of tokens: a row must not change sides with the batch.
+        self._groups = [_Group(rows, at, device) for at in (free, limited) if at]
+        self._greedy = len(free) + len(limited) < len(rows)
+
+    def pick(self, logits: torch.Tensor) -> torch.Tensor:
+        """Token ids int64 [rows] for logits [rows, vocabulary], on the logits' device."""
+        if self._greedy:
+            picked = logits.argmax(dim=-1)
+        else:
+            picked = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+        for group in self._groups:
+            picked[group.at] = group.sample(logits[group.at].float())
+        return picked
+
+
+def _kind(params: SamplingParams) -> str:
+    if params.greedy:
+        return "greedy"
+    return "limited" if params.top_k > 0 or params.top_p < 1.0 else "free"
+
+
+class _Group:
+    """Rows that are sampled together: all with top-k or top-p, or all without."""
+
+    def __init__(self, rows: Sequence[Generation], at: list[int], device: torch.device) -> None:
+        self._rows = [rows[i] for i in at]
         self._device = device
-        self._random = [i for i, row in enumerate(rows) if not row.params.greedy]
-        if not self._random:
-            return
-        params = [rows[i].params for i in self._random]
-        self._seeds = np.array([rows[i].seed for i in self._random], np.uint64)
+        self.at = torch.tensor(at, device=device)
+        params = [row.params for row in self._rows]
+        self._seeds = np.array([row.seed for row in self._rows], np.uint64)
         self._temperature = self._column([p.temperature for p in params])
-        self._top_p = self._column([p.top_p for p in params])
         self._limits_p = any(p.top_p < 1.0 for p in params)
-        ks = [p.top_k if p.top_k > 0 else 0 for p in params]
-        self._largest_k = max(ks) if all(ks) else 0
+        self._top_p = self._column([p.top_p for p in params])
+        ks = [max(p.top_k, 0) for p in params]
         self._limits_k = any(ks)
+        self._largest_k = max(ks) if all(ks) else 0
         self._top_k = self._column([k or 1 << 30 for k in ks], torch.int64)
-        self._at = torch.tensor(self._random, device=device)
 
     def _column(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=self._device).unsqueeze(1)
 
-    def pick(self, logits: torch.Tensor) -> torch.Tensor:
-        """Token ids int64 [rows] for logits [rows, vocabulary], on the logits' device."""
-        if len(self._random) < len(self._rows):
-            picked = logits.argmax(dim=-1)
-            if not self._random:
-                return picked
-            picked[self._at] = self._sample(logits[self._at].float())
-            return picked
-        return self._sample(logits.float())
-
-    def _sample(self, logits: torch.Tensor) -> torch.Tensor:
-        counts = np.array([len(self._rows[i].output) for i in self._random], np.uint64)
+    def sample(self, logits: torch.Tensor) -> torch.Tensor:
+        """Token ids [rows] for logits [rows, vocabulary]."""
+        counts = np.array([len(row.output) for row in self._rows], np.uint64)
         u = torch.from_numpy(uniforms(self._seeds, counts)).to(self._device, non_blocking=True)
         logits = logits / self._temperature
         if not self._limits_k and not self._limits_p:
             return _draw(torch.softmax(logits, dim=-1), u)
         total = torch.logsumexp(logits, dim=-1, keepdim=True)
-        candidates = self._candidates(logits, total)
-        if candidates is None:
-            candidates = logits.sort(dim=-1, descending=True)
-        values, ids = candidates
+        values, ids = self._candidates(logits, total)
         if self._limits_k:
             rank = torch.arange(values.shape[1], device=self._device)
             values = values.masked_fill(rank >= self._top_k, float("-inf"))
-            total = torch.logsumexp(values, dim=-1, keepdim=True)
+            kept = torch.logsumexp(values, dim=-1, keepdim=True)
+            total = torch.where(self._top_k < logits.shape[1], kept, total)
         p = torch.exp(values - total)
         if self._limits_p:
             # A token stays if the more likely ones do not hold top_p yet; the first always does.
@@ -94,15 +108,17 @@ class Sampler:
 
     def _candidates(
         self, logits: torch.Tensor, total: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The most likely tokens in order, enough of them; None: sort them all."""
-        if self._largest_k and self._largest_k < logits.shape[1]:
-            return logits.topk(self._largest_k, dim=-1)
-        if self._device.type != "cpu" or self._limits_k or logits.shape[1] <= _HEAD:
-            return None
-        head = logits.topk(_HEAD, dim=-1)
-        held = torch.exp(head.values - total).sum(dim=-1, keepdim=True)
-        return head if bool((held >= self._top_p).all()) else None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The most likely tokens in order: as many as can be needed, or all."""
+        size = logits.shape[1]
+        if self._largest_k:
+            return logits.topk(min(self._largest_k, size), dim=-1)
+        if self._device.type == "cpu" and not self._limits_k and size > _HEAD:
+            head = logits.topk(_HEAD, dim=-1)
+            held = torch.exp(head.values - total).sum(dim=-1, keepdim=True)
+            if bool((held >= self._top_p).all()):
+                return head
+        return logits.sort(dim=-1, descending=True)
 
 
 def _draw(p: torch.Tensor, u: torch.Tensor) -> torch.Tensor:

@@ -58,6 +58,8 @@ class StopText:
 
     def add(self, text: str) -> str:
         """The text that is safe to show; sets `found` (and drops the rest) at a stop text."""
+        if self.found:
+            return ""
         self._held += text
         hits = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
         if hits:
