@@ -7,6 +7,7 @@ when somebody scrapes. `vllm.stat_logger_plugins` is vLLM's official way into th
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
@@ -64,6 +65,7 @@ class Publisher:
     def __init__(self, config: Any) -> None:
         self._rank = config.parallel_config.data_parallel_index
         self._file = _file(config, self._rank)
+        atexit.register(self._file.unlink, missing_ok=True)
         self._due = 0.0
         self._metrics: dict[str, Any] = {}
         self._last: dict[Any, float] = {}
@@ -99,28 +101,23 @@ class Publisher:
             else:
                 metric.set(value)
 
-    def close(self) -> None:
-        """The server ends: nothing is left behind."""
-        self._due = float("inf")
-        self._file.unlink(missing_ok=True)
-
 
 class Collector:
-    """Reads the files of a server's engines when Prometheus scrapes."""
+    """Reads the file of an engine when Prometheus scrapes."""
 
-    def __init__(self, config: Any, ranks: list[int]) -> None:
-        self._files = {rank: _file(config, rank) for rank in ranks}
+    def __init__(self, file: Path, rank: int) -> None:
+        self._file, self._rank = file, str(rank)
+        atexit.register(file.unlink, missing_ok=True)  # vLLM may kill the engine's process
 
     def collect(self) -> Iterator[Metric]:
-        """The samples of every engine; none of an engine that has not published yet."""
+        """The samples of the engine; none while it has not published yet."""
         families: dict[str, Metric] = {}
-        for rank, file in self._files.items():
-            with contextlib.suppress(OSError, ValueError):
-                for name, labels, value in json.loads(file.read_text()):
-                    family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-                    if name not in families:
-                        families[name] = family(name, HELP[name], labels=["engine", *labels])
-                    families[name].add_metric([str(rank), *labels.values()], value)
+        with contextlib.suppress(OSError, ValueError):
+            for name, labels, value in json.loads(self._file.read_text()):
+                family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+                if name not in families:
+                    families[name] = family(name, HELP[name], labels=["engine", *labels])
+                families[name].add_metric([self._rank, *labels.values()], value)
         yield from families.values()
 
 
@@ -130,7 +127,7 @@ class PhasegateStatLogger(StatLoggerBase):
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         chosen = str(vllm_config.scheduler_config.scheduler_cls)
         if "phasegate" in chosen and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-            REGISTRY.register(Collector(vllm_config, [engine_index]))
+            REGISTRY.register(Collector(_file(vllm_config, engine_index), engine_index))
 
     def record(self, *args: Any, **kwargs: Any) -> None:
         """Nothing per iteration."""

@@ -57,11 +57,6 @@ class _Gated:
             self._phasegate.leave(request)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
-    def shutdown(self, *args: Any, **kwargs: Any) -> Any:
-        if self._phasegate is not None and self._phasegate.publish is not None:
-            self._phasegate.publish.close()
-        return super().shutdown(*args, **kwargs)  # type: ignore[misc]
-
 
 class PhaseScheduler(_Gated, Scheduler):  # type: ignore[misc]
     """For synchronous scheduling."""
