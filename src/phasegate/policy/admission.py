@@ -4,7 +4,8 @@ What runs keeps growing, so free KV now says little. For a dozen horizons t we f
 need of the running requests: request i is still there after t more tokens with probability
 s_i = S(age_i + t) / S(age_i), and then holds context_i + t. A request is admitted while
 
-    P(t) + z*sqrt(V(t)) <= C,  P = sum_i (context_i + t)*s_i,  V = sum_i (context_i + t)^2*s_i*(1-s_i)
+    P(t) + z*sqrt(V(t)) <= C
+    P(t) = sum_i (context_i + t)*s_i,   V(t) = sum_i (context_i + t)^2 * s_i*(1-s_i)
 
 holds at every t. Later admissions are judged when they come, so only what runs now counts. This
 replaces a fixed N: a batch of young requests leaves more room for growth than one of old ones.
@@ -13,6 +14,7 @@ replaces a fixed N: a batch of young requests leaves more room for growth than o
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -39,13 +41,11 @@ class Admission:
     ten and for a thousand of them.
 
     Attributes:
-        blocked: the last answer was limited by KV.
         z: the safety factor. It rises with preemptions and sinks slowly without.
     """
 
     def __init__(self, monitor: TrafficMonitor, page: int) -> None:
         self._monitor, self._page = monitor, page
-        self.blocked = False
         self.z = Z_START
         self._tick = 0
         self._width = 1  # ticks of birth per cohort
@@ -60,6 +60,7 @@ class Admission:
         self._need: list[float] = []  # P(t) of what runs
         self._variance: list[float] = []  # V(t)
         self._heads: list[int] = []
+        self._limited = -1  # the last answer, if KV limited it and nothing has changed since
         self._finished = 0
         self._preempted = 0
 
@@ -116,60 +117,69 @@ class Admission:
     # ------------------------------------------------------------------ answering
     def fit(self, now: Snapshot, most: int) -> int:
         """How many of the first `most` waiting requests may be admitted now."""
-        self.blocked = False
         most = min(most, now.waiting)
         if most <= 0:
             return 0
         self._refresh(now)
-        monitor = self._monitor
+        if 0 <= self._limited < most:
+            return self._limited
         # What does not fit now need not be looked at.
-        limit = min(most, int(1.5 * now.kv_free / max(monitor.mean_prompt, 1.0)) + 8)
+        limit = min(most, int(1.5 * now.kv_free / max(self._monitor.mean_prompt, 1.0)) + 8)
         heads = self._heads = list(now.head(limit))
-        count = len(heads)
-        if self._holds(now.kv_capacity, heads, count):
-            if count < most:
-                self.blocked = count < limit or not now.running
-            return count
-        self.blocked = True
-        low, high = 0, count
+        capacity = now.kv_capacity
+        half = (self._page - 1) / 2
+        needs = [need + half for need in heads]
+        high = len(needs)
+        if self._holds(capacity, high, sum(needs), sum(n * n for n in needs)):
+            return high
+        first = [0.0, *accumulate(needs)]
+        second = [0.0, *accumulate(n * n for n in needs)]
+        low = 0
         while high - low > 1:
             middle = (low + high) // 2
-            if self._holds(now.kv_capacity, heads, middle):
+            if self._holds(capacity, middle, first[middle], second[middle]):
                 low = middle
             else:
                 high = middle
-        # Alone in the cache a request always fits.
-        return low or (0 if now.running else 1)
+        if not low and not now.running:
+            low = 1  # alone in the cache a request always fits
+        self._limited = low
+        return low
 
-    def _holds(self, capacity: int, heads: list[int], count: int) -> bool:
-        """Whether KV suffices at every horizon with the first `count` of `heads`."""
-        half = (self._page - 1) / 2
-        first = 0.0
-        second = 0.0
-        for need in heads[:count]:
-            first += need
-            second += need * need
-        first += half * count
+    @property
+    def peak(self) -> float:
+        """Largest KV need of what runs that is to be expected, tokens."""
+        return max(self._need, default=0.0)
+
+    def tokens_of(self, count: int) -> int:
+        """Prompt tokens of the first `count` requests of the last answer."""
+        return sum(self._heads[:count])
+
+    def _holds(self, capacity: int, count: int, first: float, second: float) -> bool:
+        """Whether KV suffices at every horizon with `count` more requests.
+
+        `first`, `second`: sum of their needs at admission, and of the squares of those.
+        """
         z = self.z
-        for t, s, p, v in zip(
-            self._horizons, self._fresh, self._need, self._variance, strict=True
-        ):
+        for t, s, p, v in zip(self._horizons, self._fresh, self._need, self._variance, strict=True):
             need = p + (first + count * t) * s
             if need > capacity:
                 return False
-            spread = v + (second + 2.0 * t * first + count * t * t) * s * (1.0 - s)
+            spread = v + (second + t * (2.0 * first + count * t)) * s * (1.0 - s)
             if need + z * math.sqrt(spread) > capacity:
                 return False
         return True
 
     def _add(self, needs: list[int]) -> None:
+        """Requests were admitted: they count from now on."""
         half = (self._page - 1) / 2
         count = len(needs)
         first = sum(needs) + half * count
-        second = float(sum(n * n for n in needs))
+        second = sum((n + half) ** 2 for n in needs)
         for i, (t, s) in enumerate(zip(self._horizons, self._fresh, strict=True)):
             self._need[i] += (first + count * t) * s
-            self._variance[i] += (second + 2.0 * t * first + count * t * t) * s * (1.0 - s)
+            self._variance[i] += (second + t * (2.0 * first + count * t)) * s * (1.0 - s)
+        self._limited = -1
 
     # ------------------------------------------------------------------ forecasting
     def _refresh(self, now: Snapshot) -> None:
@@ -180,6 +190,7 @@ class Admission:
         elif self._base_tick >= 0 and self._tick - self._base_tick < self._every:
             return
         self._base_tick = self._tick
+        self._limited = -1
         half = (self._page - 1) / 2
         horizons = np.array(self._horizons)
         held = float(now.kv_capacity - now.kv_free)
@@ -228,7 +239,7 @@ class Admission:
         times = np.concatenate(([0.0], np.geomspace(first, max(last, 2.0), HORIZONS - 1)))
         self._horizons = times.tolist()
         self._fresh = self._survives(np.zeros(1), times)[:, 0].tolist()
-        self._every = max(1, min(8, round(self._monitor.mean_output / 64.0)))
+        self._every = max(1, min(8, round(self._monitor.mean_output / 48.0)))
 
     def _survives(self, ages: Array, horizons: Array) -> Array:
         """S(a+t)/S(a), one row per horizon and one column per age."""

@@ -1,68 +1,120 @@
-"""prototype"""
-from __future__ import annotations
-import math
-from phasegate.cost.model import CostModel
-from phasegate.policy.base import NEVER, UNLIMITED, Decision, Plan, Snapshot, StepReport
-from phasegate.policy.options import Options
-from phasegate.policy.traffic import TrafficMonitor
-from phasegate.policy.admission import Admission
-from phasegate.policy.refill import StepCosts, refill_cost, best_share
+"""`auto`: at every refill whatever costs least, on costs learned while serving.
 
-RESERVE=0.04
+    Snapshot ─► MarginalRule: how many fit? now or later? exclusive or mixed? ─► Plan
+    StepReport ─► OnlineCost, TrafficMonitor, Admission, Guard
+
+It never fails: an internal error, or a number that is not finite, makes it plain mixed batching
+from then on. That is logged once and shows in `decision` ("fallback").
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from phasegate.cost.online import OnlineCost, Prior
+from phasegate.policy.base import Decision, Plan, Snapshot, StepReport
+from phasegate.policy.explain import explain
+from phasegate.policy.guard import Guard
+from phasegate.policy.marginal import MarginalRule
+from phasegate.policy.mixed import mixed_plan
+from phasegate.policy.options import Options
+from phasegate.policy.slo import LatencyTargets
+
+logger = logging.getLogger("phasegate")
+
+FALLBACK = "fallback"
+"""Mode after an internal error: plain mixed batching."""
+
+_MOVED = 0.1  # relative change of k or N that is worth a note in the records
+
+
 class Auto:
-    def __init__(self, options: Options, cost, page: int, spec: str, steady=True, ski=1.0, xs=1.0) -> None:
-        self._options=options; self.spec=spec
-        self._monitor=TrafficMonitor(); self._adm=Admission(self._monitor,page)
-        self.costs=StepCosts(cost.alpha_prefill,cost.alpha_decode,0.0,(cost.kappa-1)*cost.k_d)
-        self._mode=None; self._quota=0
-        self._loss=0.; self._rate=0.; self._key=None; self._x=0.; self._xkey=None
-        self.steady=steady; self.ski=ski; self.xs=xs
-        self._last='decode'; self._n=0
-        self.fires={}
+    """Marginal costs, learned online, with a safety net.
+
+    Attributes:
+        rule: what decides; its parts are open to metrics.
+        guard: compares it with mixed batching now and then.
+        error: why it fell back to mixed batching; "" as long as it did not.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        prior: Prior,
+        page: int,
+        spec: str,
+        *,
+        targets: LatencyTargets | None = None,
+        max_hold: float | None = None,
+    ) -> None:
+        """
+        Args:
+            options: `max_hold` in it is not used, see below.
+            prior: what iterations are thought to cost, to begin with.
+            page: KV page, tokens.
+            spec: spec string.
+            targets: latency targets; None: throughput.
+            max_hold: longest time a request is held back although it could run, seconds;
+                None: 0.1 where requests come by themselves, 2 where clients wait for answers.
+        """
+        self.spec = spec
+        self.rule = MarginalRule(
+            options, OnlineCost(prior), page, targets or LatencyTargets(), max_hold
+        )
+        self.guard = Guard(self.rule)
+        self.error = ""
+        self._options = options
+        self._decision = Decision("auto", None, 0)
+        self._refills = 0
+
     def plan(self, now: Snapshot) -> Plan:
-        o=self._options; B=o.budget(now); n=min(o.n, now.slots, B)
-        running=now.running
-        can=now.waiting>0 and not now.kv_blocked
-        if self._mode is not None:
-            if now.prefilling or (self._quota>0 and can and running<n):
-                if self._mode=='E': return Plan(False,self._quota,B,n,o.chunk)
-                return Plan(True,self._quota,B-now.decoding,n,o.chunk,kv_reserve=int(RESERVE*now.kv_capacity))
-            self._mode=None; self._quota=0
-        elif now.prefilling:
-            return Plan(False,0,B,n,o.chunk)
-        f=0
-        if can and running<n:
-            f=self._adm.fit(now,n-running)
-        if f<=0:
-            self._rate=0.
-            self._n=running
-            return Plan(True,0,0,n,repeat=UNLIMITED)
-        heads=self._adm._heads
-        tokens=sum(heads[:f])
-        ne=running+f; self._n=ne
-        c=refill_cost(self.costs,tokens,f,now.decoding,now.context_tokens,B)
-        m=self._monitor
-        xkey=(m.version,round(math.log(ne)*40))
-        if xkey!=self._xkey:
-            self._xkey=xkey
-            self._x=best_share(self.costs,ne,m.mean_prompt,m.mean_output,now.context_tokens/max(1,running),B)
-        why=None
-        if not running: why='idle'
-        elif f>=self.xs*self._x*ne: why='share'
-        elif self._loss>=self.ski*c.cost: why='ski'
-        if why:
-            self.fires[(why,'E' if c.is_exclusive else 'M')]=self.fires.get((why,'E' if c.is_exclusive else 'M'),0)+1
-            self._loss=0.; self._rate=0.
-            self._mode='E' if c.is_exclusive else 'M'; self._quota=f
-            if self._mode=='E': return Plan(False,f,B,n,o.chunk)
-            return Plan(True,f,B-now.decoding,n,o.chunk,kv_reserve=int(RESERVE*now.kv_capacity))
-        self._rate=self.costs.alpha_d*f/ne
-        rep=max(1,math.ceil((self.ski*c.cost-self._loss)/self._rate))
-        return Plan(True,0,0,n,repeat=rep)
+        """Decide the next iteration."""
+        if not self.error:
+            try:
+                return self.rule.plan(now)
+            except Exception as error:
+                self._fall_back(error)
+        return mixed_plan(now, now.slots, self._options)
+
     def observe(self, step: StepReport) -> None:
-        if self._rate: self._loss+=self._rate*step.iterations
-        if step.admitted: self._quota=max(0,self._quota-step.admitted)
-        if step.kv_blocked and self._quota: self._quota=0
-        self._monitor.observe(step); self._adm.observe(step)
+        """Learn from a finished step."""
+        if self.error:
+            return
+        try:
+            rule = self.rule
+            rule.observe(step)
+            self.guard.observe(step)
+            if rule.refills != self._refills and not self.guard.checking:
+                self._refills = rule.refills
+                self._note()
+        except Exception as error:
+            self._fall_back(error)
+
+    def _note(self) -> None:
+        """Follow the rule, but not every wiggle of it: records keep each change."""
+        rule, last = self.rule, self._decision
+        if not math.isfinite(rule.choice.share):
+            raise ArithmeticError(f"the refill threshold is {rule.choice.share}")
+        mode = "exclusive" if rule.exclusive else "mixed"
+        k = last.k or 0
+        moved = abs(rule.n - last.n) > _MOVED * last.n + 1 or abs(rule.k - k) > _MOVED * k + 1
+        if moved or mode != last.mode:
+            self._decision = Decision(mode, rule.k, rule.n)
+
+    def _fall_back(self, error: Exception) -> None:
+        self.error = f"{type(error).__name__}: {error}"
+        self._decision = Decision(FALLBACK, None, self._decision.n)
+        logger.error("auto: plain mixed batching from now on, because of %s", self.error)
+
     @property
-    def decision(self): return Decision('auto',round(self._x*self._n),self._n)
+    def decision(self) -> Decision:
+        """How the last refill was done ("exclusive", "mixed", or "fallback" after an error),
+        the refill size worth waiting for, and the requests in the system that fit."""
+        return self._decision
+
+    def explain(self) -> list[str]:
+        """Why it did what it did last, in words and numbers."""
+        if self.error:
+            return [f"plain mixed batching, because of an internal error: {self.error}"]
+        return explain(self.rule, self.guard)

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from phasegate.cost.model import CostModel
+from phasegate.cost.online import Prior
 from phasegate.errors import PolicyError
+from phasegate.policy.auto import Auto
 from phasegate.policy.base import NEVER, UNLIMITED, Policy
 from phasegate.policy.capacity import Capacity, FixedCapacity, MemorySafeCapacity
 from phasegate.policy.exclusive import Exclusive
@@ -21,6 +23,7 @@ from phasegate.policy.hybrid import Hybrid
 from phasegate.policy.mixed import Mixed
 from phasegate.policy.options import Options
 from phasegate.policy.paper import PaperHybrid, PaperThreshold
+from phasegate.policy.slo import LatencyTargets
 from phasegate.policy.static import Static
 from phasegate.policy.threshold import Threshold
 from phasegate.policy.traffic import TrafficMonitor
@@ -47,7 +50,7 @@ class PolicyKind:
 
     summary: str
     options: dict[str, Option]
-    build: Callable[[Values, CostModel, Limits, str], Policy]
+    build: Callable[[Values, CostModel | None, Limits, str], Policy]
 
 
 def _count(text: str) -> int:
@@ -84,6 +87,15 @@ def _seconds(text: str) -> float:
     value = float(text)
     if not value >= 0.0 or value == NEVER:
         raise ValueError("must be a number of seconds, or none")
+    return value
+
+
+def _target(text: str) -> float:
+    if text == "none":
+        return NEVER
+    value = float(text)
+    if not 0.0 < value < NEVER:
+        raise ValueError("must be a positive number of seconds, or none")
     return value
 
 
@@ -143,18 +155,24 @@ def _capacity(
     return FixedCapacity(options.n)
 
 
-def _build_static(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
+def _known(cost: CostModel | None, spec: str) -> CostModel:
+    if cost is None:
+        raise PolicyError(f"policy {spec!r} needs to know what iterations cost; give a profile")
+    return cost
+
+
+def _build_static(values: Values, cost: CostModel | None, limits: Limits, spec: str) -> Policy:
     return Static(_options({"max_hold": NEVER, **values}), spec)
 
 
-def _build_mixed(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
+def _build_mixed(values: Values, cost: CostModel | None, limits: Limits, spec: str) -> Policy:
     _check_eps(values, spec)
     options = _options(values)
     monitor = TrafficMonitor() if values.get("n") == SAFE else None
     return Mixed(options, _capacity(values, options, limits, monitor), monitor, spec)
 
 
-def _build_exclusive(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
+def _build_exclusive(values: Values, cost: CostModel | None, limits: Limits, spec: str) -> Policy:
     if "k" in values and "theta" in values:
         raise PolicyError(f"{spec!r}: options k and theta contradict each other; give one of them")
     _check_eps(values, spec)
@@ -168,7 +186,8 @@ def _build_exclusive(values: Values, cost: CostModel, limits: Limits, spec: str)
     return Exclusive(options, capacity, monitor, k, theta, spec)
 
 
-def _build_threshold(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
+def _build_threshold(values: Values, cost: CostModel | None, limits: Limits, spec: str) -> Policy:
+    cost = _known(cost, spec)
     values = {"n": SAFE, **values}
     _check_eps(values, spec)
     options = _options(values)
@@ -180,7 +199,8 @@ def _build_threshold(values: Values, cost: CostModel, limits: Limits, spec: str)
     return Threshold(options, cost, _capacity(values, options, limits, monitor), monitor, spec)
 
 
-def _build_hybrid(values: Values, cost: CostModel, limits: Limits, spec: str) -> Policy:
+def _build_hybrid(values: Values, cost: CostModel | None, limits: Limits, spec: str) -> Policy:
+    cost = _known(cost, spec)
     values = {"n": SAFE, **values}
     _check_eps(values, spec)
     options = _options(values)
@@ -190,6 +210,19 @@ def _build_hybrid(values: Values, cost: CostModel, limits: Limits, spec: str) ->
         return PaperHybrid(options, cost, n, float(values.get("eps", 0.01)), spec)
     monitor = TrafficMonitor()
     return Hybrid(options, cost, _capacity(values, options, limits, monitor), monitor, spec)
+
+
+def _build_auto(values: Values, cost: CostModel | None, limits: Limits, spec: str) -> Policy:
+    targets = LatencyTargets(float(values.get("itl", NEVER)), float(values.get("ttft", NEVER)))
+    hold = values.get("max_hold")
+    return Auto(
+        _options({"n": SAFE, **values}),
+        Prior.unknown() if cost is None else Prior.of(cost),
+        limits.page,
+        spec,
+        targets=targets,
+        max_hold=None if hold is None else float(hold),
+    )
 
 
 POLICIES: dict[str, PolicyKind] = {
@@ -233,6 +266,19 @@ POLICIES: dict[str, PolicyKind] = {
         {**SHARED, **_SAFE_N, **_STALL, **_EPS, **_RULE},
         _build_hybrid,
     ),
+    "auto": PolicyKind(
+        "at every refill whatever costs least, on costs learned while serving; keeps latency "
+        "targets; needs no profile",
+        {
+            "itl": Option("target for P99 of the time between tokens, seconds", "none", _target),
+            "ttft": Option("target for the time to first token, seconds", "none", _target),
+            **SHARED,
+            **_SAFE_N,
+            "max_hold": Option(_HELD, "0.1, or 2 if clients wait for answers", _seconds),
+            **_STALL,
+        },
+        _build_auto,
+    ),
 }
 """Every policy by name."""
 
@@ -274,12 +320,13 @@ def parse_spec(spec: str) -> tuple[str, Values]:
     return name, values
 
 
-def build_policy(spec: str, cost: CostModel, limits: Limits) -> Policy:
+def build_policy(spec: str, cost: CostModel | None, limits: Limits) -> Policy:
     """Build a fresh policy from its spec string.
 
     Args:
         spec: see `parse_spec`.
-        cost: what an iteration costs; the policies that choose by cost read it.
+        cost: what an iteration costs; the policies that choose by cost read it. None if that
+            is not known: `auto` learns it, `threshold` and `hybrid` cannot do without.
         limits: of the engine it will drive.
 
     Raises PolicyError, in one line, if the spec is wrong or contradicts itself.

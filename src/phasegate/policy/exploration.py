@@ -1,0 +1,66 @@
+"""Looking at what the cheaper way would never show.
+
+An exclusive policy never sees a mixed iteration, and a full server never sees a small batch. So
+the first requests of a burst are let in on a ladder (1, 4, 16, 64, by turns exclusive and
+mixed, with a few decode iterations after each), which tells fixed costs from those per token.
+Later one refill in 64 to 256 begins with one iteration of the other mode, or with a small slice.
+All on counters: the same run makes the same choices.
+"""
+
+from __future__ import annotations
+
+from phasegate.cost.online import MIXED, PREFILL, OnlineCost
+from phasegate.policy.refill import Refill
+
+_STEPS = 4  # rungs of the ladder: 1, 4, 16, 64 requests
+_PAUSE = 3  # decode iterations after each
+_ENOUGH = 4  # iterations of a mode that the first comparison needs
+_SMALL = 256  # prompt tokens of a small slice
+
+
+class Exploration:
+    """Says when to deviate from the cheaper way."""
+
+    def __init__(self, cost: OnlineCost) -> None:
+        self._cost = cost
+        self._refills = 0
+        self._other_at = 0
+        self._small_at = 0
+        self._rung = 0
+
+    @property
+    def pause(self) -> int:
+        """Decode iterations to wait before the next refill (0: no ladder)."""
+        return _PAUSE if 0 < self._rung < _STEPS else 0
+
+    def limit(self, count: int) -> int:
+        """How many of the `count` requests of a refill may start now."""
+        if self._rung >= _STEPS:
+            return count
+        rung = int(4**self._rung)
+        if rung >= count:
+            if self._rung:
+                self._rung = _STEPS  # no burst, or its end: traffic shows small batches by itself
+            return count
+        self._rung += 1
+        return rung
+
+    def other_mode(self, refill: Refill, exclusive: bool) -> bool:
+        """Whether this refill, best done the given way, begins with an iteration of the other."""
+        self._refills += 1
+        since = self._refills - self._other_at
+        if self._cost.rows[MIXED if exclusive else PREFILL] < _ENOUGH:
+            due = since >= 2
+        else:
+            low, high = sorted((refill.exclusive, refill.mixed))
+            due = since >= (64 if high < 2.0 * low else 128 if high < 4.0 * low else 256)
+        if due:
+            self._other_at = self._refills
+        return due
+
+    def small_slice(self, tokens: float) -> int:
+        """Prompt tokens of the first iteration of an exclusive refill, 0: as many as fit."""
+        if tokens < 8 * _SMALL or self._refills - self._small_at < 128:
+            return 0
+        self._small_at = self._refills
+        return _SMALL

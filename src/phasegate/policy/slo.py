@@ -1,0 +1,133 @@
+"""Latency targets: how much prefill fits between two tokens, and how many requests it can feed.
+
+With an ITL target x, a gap between two tokens of a running request may hold one decode iteration
+and as much prefill as time is left,
+
+    exclusive   S_E = (x' - T_d - flip - alpha_p) / beta_p      mixed   S_M = (x' - T_m) / beta_m
+
+with x' = trim * x, T_d a decode-only iteration and T_m a mixed one without its prompt tokens. The
+trim starts at 0.9 and follows the gaps that were filled to the limit: it settles where few of
+them miss the target (stochastic approximation of a quantile, Robbins and Monro 1951).
+"""
+
+from __future__ import annotations
+
+from phasegate.cost.online import OnlineCost
+from phasegate.policy.base import NEVER, Snapshot, StepReport
+from phasegate.policy.refill import Room
+
+FLOOR = 128
+"""Smallest slice, prompt tokens: prefill always goes on."""
+
+_TRIM_START, _TRIM_MIN, _TRIM_MAX = 0.9, 0.5, 0.97
+_MISSES = 0.003  # share of the filled gaps that may miss the target ...
+_SHORT = 100.0  # ... but one miss is too many for a request of fewer tokens
+_GAIN = 0.02
+_RATIO_RATE = 0.3
+_SPARE = 1.1  # admit a little more than the steady demand allows: prompts vary
+
+
+class LatencyTargets:
+    """Targets for ITL and TTFT, seconds; NEVER where there is none.
+
+    Attributes:
+        itl, ttft: the targets.
+        trim: share of the ITL target that slices aim at.
+    """
+
+    def __init__(self, itl: float = NEVER, ttft: float = NEVER) -> None:
+        self.itl, self.ttft = itl, ttft
+        self.trim = _TRIM_START
+        self._since_decode = 0.0  # seconds of prefill since somebody waits for a token
+        self._decoding = False  # somebody does
+        self._filled = False  # the current gap was filled to the limit
+        self._ratio = 1.0  # seconds of prefill, real against modelled
+
+    @property
+    def limits_slices(self) -> bool:
+        """Whether there is an ITL target."""
+        return self.itl < NEVER
+
+    def room(self, now: Snapshot, cost: OnlineCost, budget: int, joining: int) -> Room:
+        """Prompt tokens that fit into the current gap.
+
+        Args:
+            now: state.
+            cost: constants.
+            budget: tokens per iteration.
+            joining: requests that will decode as well when their prompts are done.
+        """
+        beside = max(budget - now.decoding, 1)
+        self._decoding = now.decoding > 0
+        if not now.decoding or not self.limits_slices:
+            return Room(budget, beside)
+        c = cost.constants
+        left = self.trim * self.itl - self._since_decode
+        context = now.context_tokens
+        decode = cost.seconds(0, 0.0, now.decoding + joining, context)
+        ratio = self._ratio
+        alone = (left - decode - c["alpha_p"] - c["flip"]) / max(c["beta_p"] * ratio, 1e-12)
+        mixed = c["alpha_m"] + c["b_d"] * now.decoding + c["k_m"] * context
+        mixed = (left - mixed) / max(c["beta_m"] * ratio, 1e-12)
+        return Room(min(alone, budget), min(mixed, beside))
+
+    def spent(self) -> bool:
+        """Whether this gap has had prefill already, so that a slice below the floor can wait."""
+        return self._since_decode > 0.0
+
+    def capacity(
+        self, cost: OnlineCost, prompt: float, output: float, context: float, exclusive: bool
+    ) -> float:
+        """N up to which slices can prefill what completions make room for.
+
+        N/mu_O requests end per decode iteration, so x' has to hold T_d(N) and their prompts.
+        """
+        if not self.limits_slices:
+            return NEVER
+        c = cost.constants
+        if exclusive:
+            fixed = c["alpha_d"] + c["alpha_p"] + c["flip"]
+            each = c["b_d"] + c["k_d"] * context + c["beta_p"] * prompt / output
+        else:
+            fixed = c["alpha_m"]
+            each = c["b_d"] + c["k_m"] * context + c["beta_m"] * prompt / output
+        return _SPARE * max(self.trim * self.itl - fixed, 0.0) / max(each, 1e-12)
+
+    def sliced(self, filled: bool) -> None:
+        """The next iteration prefills; `filled`: up to the limit of the gap."""
+        self._filled = filled and self.limits_slices
+
+    def observe(self, step: StepReport, cost: OnlineCost, output: float) -> None:
+        """Follow gaps, and how real slices compare with modelled ones (long prompts: attention).
+
+        `output`: mean output length, tokens.
+        """
+        if not self.limits_slices:
+            return
+        seconds = step.end - step.start
+        if step.prefill_tokens >= FLOOR:
+            decodes, context = step.decodes, step.context_tokens
+            c = cost.constants
+            if decodes:
+                base = c["alpha_m"] + c["b_d"] * decodes + c["k_m"] * context
+                each = c["beta_m"]
+            else:
+                base, each = c["alpha_p"], c["beta_p"]
+            modelled = each * step.prefill_tokens
+            if modelled > 0.0:
+                ratio = min(max((seconds - base) / modelled, 0.5), 4.0)
+                # Slow slices count at once, fast ones by and by.
+                rate = 1.0 if ratio > self._ratio + 0.2 else _RATIO_RATE
+                self._ratio += rate * (ratio - self._ratio)
+        if not step.decodes:
+            if self._decoding:
+                self._since_decode += seconds
+            return
+        if self._filled:
+            gap = self._since_decode + step.durations[0]
+            miss = gap > self.itl
+            allowed = _MISSES if output >= _SHORT else min(_MISSES, 0.025 / output)
+            self.trim += _GAIN * (allowed - miss)
+            self.trim = min(max(self.trim, _TRIM_MIN), _TRIM_MAX)
+            self._filled = False
+        self._since_decode = 0.0
