@@ -33,27 +33,24 @@ class FixedCapacity:
         return self.n
 
 
-BACK_OFF = 0.02
-"""After an overflow N goes to 2 % below what still runs, as a share of the estimate ..."""
-
-RECOVER, RECOVERY = 1.01, 100
-"""... and that share grows by 1 % per 100 completions without another overflow."""
+BACK_OFF, RECOVER = 0.95, 1.01
+"""With every new estimate N shrinks by 5 %, as a share of that estimate, if KV overflowed since
+the one before, and recovers by 1 % if not."""
 
 
 class MemorySafeCapacity:
     """The largest N whose KV need stays within capacity with probability 1 - eps (THEORY 3).
 
-    An estimate can be wrong for long: of heavy-tailed lengths, the longest are seen last. An
-    overflow is proof of that; N is then the share of the estimate that did fit.
+    An estimate can be wrong for long: of heavy-tailed lengths, the longest are seen last. So N
+    backs off while KV overflows. It does so slowly: a cold start overflows once, however good the
+    estimate.
     """
 
     def __init__(self, monitor: TrafficMonitor, page: int, eps: float) -> None:
         self._monitor, self._page, self._eps = monitor, page, eps
         self._version = -1
-        self._safe = 1
-        self._share = 1.0
         self._overflows = 0
-        self._moved = 0  # completions when the share last moved
+        self._share = 1.0
         self.n = 1
 
     def limit(self, now: Snapshot) -> int:
@@ -61,13 +58,10 @@ class MemorySafeCapacity:
         monitor = self._monitor
         if monitor.version != self._version or not monitor.version:
             self._version = monitor.version
-            load = monitor.slot_load(self._page)
-            self._safe = memory_safe_n(load, now.kv_capacity, self._eps)
-        if monitor.overflows != self._overflows:
-            self._overflows, self._moved = monitor.overflows, monitor.completions
-            self._share = min(1.0, now.running * (1.0 - BACK_OFF) / self._safe)
-        elif self._share < 1.0 and monitor.completions >= self._moved + RECOVERY:
-            self._moved = monitor.completions
-            self._share = min(1.0, self._share * RECOVER)
-        self.n = max(1, min(int(self._safe * self._share), now.slots, now.token_budget))
+            if monitor.version:
+                calm = monitor.overflows == self._overflows
+                self._share = min(1.0, self._share * (RECOVER if calm else BACK_OFF))
+            self._overflows = monitor.overflows
+            safe = memory_safe_n(monitor.slot_load(self._page), now.kv_capacity, self._eps)
+            self.n = max(1, min(int(safe * self._share), now.slots, now.token_budget))
         return self.n

@@ -120,7 +120,11 @@ class TrafficMonitor:
         return self._prompts.mean if len(self._prompts) else PRIOR_PROMPT
 
     def slot_load(self, page: int) -> SlotLoad:
-        """KV tokens that one running request holds, by the traffic seen (or a first guess)."""
+        """KV tokens that one running request holds, by the traffic seen (or a first guess).
+
+        Prompts count with their mean only: a prompt is admitted when KV has room for it, so what
+        can overflow is the growth. With the spread of long prompts N would leave KV unused.
+        """
         load = self._loads.get(page)
         if load is not None:
             return load
@@ -131,8 +135,8 @@ class TrafficMonitor:
         else:
             m = PRIOR_OUTPUT
             output = (m, 2 * m**2, 6 * m**3, 24 * m**4)
-        p = PRIOR_PROMPT
-        prompt = self._prompts.moments if len(self._prompts) else (p, p**2, p**3, p**4)
+        p = self.mean_prompt
+        prompt = (p, p**2, p**3, p**4)
         load = SlotLoad.from_moments(prompt, output, page)
         if self.version:
             self._loads[page] = load = replace(load, mean_error=self._early_error())
