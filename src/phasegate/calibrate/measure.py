@@ -37,7 +37,7 @@ class Design:
         repeat: iterations per composition and round.
     """
 
-    contexts: tuple[int, ...] = (64, 512, 1024, 2048)
+    contexts: tuple[int, ...] = (64, 256, 1024, 2048)
     decodes: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 128, 256)
     chunks: tuple[int, ...] = (16, 64, 256, 1024, 2048)
     starts: tuple[int, ...] = (0, 1024)

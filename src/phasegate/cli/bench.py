@@ -40,7 +40,7 @@ from phasegate.cli.traffic import Traffic
 from phasegate.cost.profile import Profile, load_profile
 from phasegate.engine.record import RunRecord
 from phasegate.engine.simulate import simulate
-from phasegate.policy.spec import build_policy
+from phasegate.policy.spec import build_policy, parse_spec
 from phasegate.report.fidelity import print_fidelity
 from phasegate.report.html import Context
 from phasegate.report.summary import summarise
@@ -128,6 +128,8 @@ def command(
     table = traffic.table()
     costs = load_profile(profile) if profile is not None else None
     specs = policy or list(DEFAULT_POLICIES)
+    for spec in specs:
+        parse_spec(spec)
     console = Console(stderr=json == STDOUT, highlight=False)
     options = EngineOptions(model, device, dtype, threads, n, token_budget, kv, page)
     runner, limits = options.build()

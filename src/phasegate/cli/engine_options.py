@@ -73,6 +73,8 @@ class EngineOptions:
     def build(self) -> tuple[TorchRunner, Limits]:
         """Load the model. Raises InputError if that fails, or if torch is not installed."""
         try:
+            from transformers.utils import logging
+
             from phasegate.model.demo import demo_model
             from phasegate.model.loading import load_model
             from phasegate.model.runner import TorchRunner
@@ -81,6 +83,7 @@ class EngineOptions:
             raise InputError(
                 f"the embedded engine needs {error.name}; pip install 'phasegate[torch]'"
             ) from None
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         set_threads(self.threads)
         wanted = self.model or "demo"
         source = demo_model() if wanted == "demo" else wanted
