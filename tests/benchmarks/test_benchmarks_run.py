@@ -29,3 +29,28 @@ def test_paper_tables(script, capsys):
     text = capsys.readouterr().out
     assert "largest error of a cell" in text
     assert "Table 5" in text
+
+
+def test_policies(script, capsys, monkeypatch):
+    policies = script("policies")
+    monkeypatch.setattr(policies, "PAIRS", ((64, 16),))
+    monkeypatch.setattr(policies, "CONCURRENCIES", (4, 8))
+    monkeypatch.setattr(policies, "FIXED_K", (1, 2))
+    monkeypatch.setattr(policies, "SHIFTS", {"short": ((64, 16, "geometric", 4, 60),) * 2})
+    policies.main(["--quick", "--scale", "40", "--processes", "1"])
+    text = capsys.readouterr().out
+    assert "most mode switches" in text
+    assert "rtx-pro-6000, short" in text
+
+
+def test_open_loop(script, capsys):
+    script("open_loop").main(["--quick", "--requests", "30", "--processes", "1"])
+    assert "30 %, `threshold`" in capsys.readouterr().out
+
+
+def test_traces(script, capsys):
+    traces = script("traces")
+    if not traces.FOLDER.is_dir():
+        pytest.skip(f"the traces are not in {traces.FOLDER}")
+    traces.main(["--quick", "--requests", "40", "--processes", "1"])
+    assert "0.25, `hybrid` | 40 + 0 + 0" in capsys.readouterr().out
