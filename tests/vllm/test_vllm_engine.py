@@ -16,7 +16,7 @@ pytest.importorskip("vllm.v1.request", reason="vLLM is not installed")
 
 from vllm_harness import install, tiny_model, traffic
 
-POLICIES = ("mixed", "exclusive:k=1", "exclusive:k=4", "threshold:n=16", "hybrid:n=16")
+POLICIES = ("mixed", "exclusive:k=1", "exclusive:k=4", "threshold:n=16", "hybrid:n=16", "auto")
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -21,7 +21,15 @@ from vllm_harness import (
     traffic,
 )
 
-POLICIES = ("mixed", "exclusive:k=1", "exclusive:k=4", "threshold:n=16", "hybrid:n=16", "static")
+POLICIES = (
+    "mixed",
+    "exclusive:k=1",
+    "exclusive:k=4",
+    "threshold:n=16",
+    "hybrid:n=16",
+    "auto",
+    "static",
+)
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},

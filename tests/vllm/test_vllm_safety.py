@@ -205,9 +205,9 @@ def test_kill_switch(tiny: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> N
     assert log.says("INFO", "disabled")
 
 
-def test_the_default_without_a_profile_is_mixed(tiny: Path, log: Log) -> None:
-    assert make_scheduler(tiny)._phasegate.policy.spec == "mixed"
-    assert log.says("WARNING", "has no profile")
+def test_the_default_needs_no_profile(tiny: Path, log: Log) -> None:
+    assert make_scheduler(tiny)._phasegate.policy.spec == "auto"
+    assert log.says("INFO", "phasegate: auto on vLLM")
 
 
 def test_settings_from_additional_config_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +238,7 @@ def test_wrong_settings_are_one_clear_line(config: dict[str, Any], message: str)
     [
         ("{", "is not JSON"),
         ('{"policy": "mixt"}', "did you mean mixed"),
+        ('{"policy": "hybrid"}', "give a profile"),
         ('{"policy": "hybrid", "profile": "h201/qwen3-8b"}', "h200/qwen3-8b"),
     ],
 )

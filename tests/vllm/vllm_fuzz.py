@@ -27,6 +27,8 @@ POLICIES = (
     f"threshold:n=12,max_hold={MAX_HOLD}",
     f"hybrid:max_hold={MAX_HOLD}",
     f"hybrid:n=12,max_hold={MAX_HOLD}",
+    f"auto:max_hold={MAX_HOLD}",
+    f"auto:max_hold={MAX_HOLD},itl=0.05",
 )
 
 

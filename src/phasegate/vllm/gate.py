@@ -73,6 +73,7 @@ class Gate:
         self._watermark = hasattr(scheduler.kv_cache_manager, "watermark_blocks")
         self._max_adapters = scheduler.lora_config.max_loras if scheduler.lora_config else 0
         self._adapters: Counter[int] = Counter()
+        self._as_stock = policy.spec.startswith("mixed")
         self._saved: tuple[int, int, int, int] | None = None
         self._plan: Plan | None = None
         self._limit = self._budget = self._empty = 0
@@ -94,7 +95,7 @@ class Gate:
         paused = self._s._pause_state is not self._unpaused
         if not (throttled or paused or too_many or self._empty > 1):
             now = self.view.snapshot(self._start, decoding)
-            if now.kv_blocked and self.mode == "mixed":
+            if self._as_stock:
                 now.kv_blocked = False  # stock tries the head again in every iteration
             if now.waiting or now.running:
                 self._plan = self.policy.plan(now)

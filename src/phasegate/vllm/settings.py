@@ -20,8 +20,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     enabled: bool = Field(True, description="false: vLLM's scheduler as it is (kill switch)")
-    policy: str = Field("hybrid", description="policy spec, see `phasegate policies`")
-    profile: str | None = Field(None, description="preset or file with the cost of an iteration")
+    policy: str = Field("auto", description="policy spec, see `phasegate policies`")
+    profile: str | None = Field(None, description="preset or file: what an iteration costs here")
     untested: bool = Field(False, description="true: also run on a vLLM nobody tested yet")
 
 
