@@ -54,3 +54,14 @@ def test_traces(script, capsys):
         pytest.skip(f"the traces are not in {traces.FOLDER}")
     traces.main(["--quick", "--requests", "40", "--processes", "1"])
     assert "0.25, `hybrid` | 40 + 0 + 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in BENCHMARKS.glob("*.py")))
+def test_imports(script, name):
+    """The scripts that take longer: at least what they import is still there."""
+    try:
+        script(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "phasegate":
+            raise
+        pytest.skip(f"{name} needs {error.name}")
