@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 
-from model.test_attention import SCALE, attend_in_full
+from test_attention import SCALE, attend_in_full
 
 from phasegate.model.attention import Scores
 from phasegate.model.gpu_attention import GpuDecode

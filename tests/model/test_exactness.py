@@ -6,9 +6,9 @@ The yardstick is transformers' own `generate`, one prompt at a time.
 from __future__ import annotations
 
 import pytest
+import tiny_models
 import torch
-from model import tiny_models
-from model.serving import Erratic, serve
+from serving import Erratic, serve
 
 from phasegate.model.loading import load_model
 from phasegate.model.params import SamplingParams

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from byte_tokenizer import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model.byte_tokenizer import byte_tokenizer
 
 from phasegate.model.generation import Generation
 from phasegate.model.params import SamplingParams

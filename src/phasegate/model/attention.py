@@ -140,7 +140,8 @@ def _find_kernel(
 
 @dataclass(slots=True)
 class PackedStep:
-    """The tokens of one iteration: `decodes` rows that decode, then prompt slices.
+    """The tokens of one iteration: `decodes` rows that decode, then prompt slices. Rows beyond
+    them are padding.
 
     Attributes:
         memory, kernels: where KV lies and how decodes read it.
@@ -187,6 +188,9 @@ class PackedStep:
                     scores.window,
                     out[:n],
                 )
+        used = n + sum(piece.length for piece in self.pieces)
+        if used < out.shape[0]:
+            out[used:] = 0.0
         for row, length, start, before in self.pieces:
             rows = slice(row, row + length)
             end = start + before + length

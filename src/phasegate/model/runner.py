@@ -16,7 +16,7 @@ from phasegate.model.generation import Generation
 from phasegate.model.graphs import DecodeGraphs
 from phasegate.model.kv_memory import KVMemory, bytes_per_token
 from phasegate.model.loading import LoadedModel, free_memory
-from phasegate.model.packed_linear import pack_linear_layers
+from phasegate.model.packed_linear import pack_linear_layers, padded_rows
 from phasegate.model.sampler import Sampler
 from phasegate.scheduler.arena import Arena, Move, Tidier
 from phasegate.scheduler.request import Request
@@ -62,7 +62,7 @@ class TorchRunner:
         self._device = torch.device(model.device)
         self._on_gpu = self._device.type == "cuda"
         self._shapes = inspect_model(model, loaded.name)
-        pack_linear_layers(model)
+        self._packed = pack_linear_layers(model) > 0
         self._kernels = DecodeKernels(self._shapes, model.dtype, self._device)
         verify(model, self._shapes, self._kernels, loaded.name)
         if kv_tokens is None:
@@ -174,6 +174,11 @@ class TorchRunner:
             row += piece.length
             if piece.last:
                 wanted.append(row - 1)
+        if self._packed and row > 0:  # rows that stand for nobody
+            padding = np.zeros(padded_rows(row) - row, np.int64)
+            ids.append(padding)
+            positions.append(padding)
+            row += len(padding)
         # One transfer for everything; one row of logits is computed even if none is wanted.
         parts = [*ids, *positions, rows.starts[:n], rows.lengths[:n] + 1, np.array(wanted or [0])]
         data = torch.from_numpy(np.concatenate(parts))
