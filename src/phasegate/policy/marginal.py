@@ -5,7 +5,7 @@
     the loss of idle slots has reached the cost of a refill (ski rental)   -> refill
     everything that waits fits, requests come by themselves, and the oldest
         has waited for as long as a refill costs                           -> refill
-    everything that waits fits, and was held for max_hold                  -> refill
+    a request that fits was held for max_hold                              -> refill
     otherwise                                                              -> decode
 
 exclusively if c_E < c_M, else mixed (see `refill`).
@@ -128,6 +128,7 @@ class MarginalRule:
         # Waiting: the loss so far is _loss + _loss_rate * _iterations.
         self._loss = self._loss_rate = 0.0
         self._iterations = 0
+        self._held_since = NEVER
         self._state: tuple[int, int, bool, int, int] | None = None
         self._countdown = 0
         self._review_at = NEVER
@@ -153,11 +154,14 @@ class MarginalRule:
             self._phase = None
         state = (now.waiting, now.running, now.kv_blocked, self.cost.version, monitor.version)
         if state == self._state and self._countdown > 0 and now.now < self._review_at:
-            return self._decode_plan(n)
+            return self._decode_plan()
         self._state = state
         return self._decide(now, n, budget)
 
-    def _decode_plan(self, n: int) -> Plan:
+    def _decode_plan(self) -> Plan:
+        """Decode on; N is what runs and what could be admitted as well."""
+        choice = self.choice
+        n = max(1, choice.running + choice.fit)
         return Plan(True, 0, 0, n, repeat=self._countdown, review_at=self._review_at)
 
     def _refill_plan(self, phase: _Phase, now: Snapshot, n: int, budget: int) -> Plan:
@@ -228,7 +232,8 @@ class MarginalRule:
             blocked = "KV" if waiting and running < n else "slots"
             reason = f"waiting for {blocked}" if waiting else "nobody waits"
             self.choice = Choice(now.now, "decode", reason, waiting, running, context=context)
-            return self._decode_plan(n)
+            self._held_since = NEVER
+            return self._decode_plan()
 
         tokens = self.admission.tokens_of(fit)
         in_use = running + fit
@@ -240,6 +245,8 @@ class MarginalRule:
         everything = fit >= waiting
         open_loop = everything and not self._population.closed
         hold = self._hold(open_loop)
+        self._held_since = min(self._held_since, now.now)
+        held = now.now - self._held_since
         price = max(refill.cost, 0.0)
         patience = min(price, hold) if open_loop else hold
         pause = self._exploration.pause
@@ -251,6 +258,8 @@ class MarginalRule:
             reason = "a more urgent request waits"
         elif self.always_mixed:
             reason = "comparing with mixed batching"
+        elif held >= hold:
+            reason = "a request was held for max_hold"
         elif pause:
             if self._decoded >= pause:
                 reason = "measuring: next rung of the ladder"
@@ -261,7 +270,7 @@ class MarginalRule:
         elif everything and now.oldest_wait >= patience:
             reason = "the oldest has waited for as long as a refill costs"
             if patience >= hold:
-                reason = "the oldest was held for max_hold"
+                reason = "the oldest has waited for max_hold"
         self.choice = Choice(
             now.now, "decode", reason or "a refill costs more than waiting", waiting, running, fit,
             tokens, context, refill, share, self._loss, self._population.closed, hold,
@@ -276,14 +285,17 @@ class MarginalRule:
         if self._loss_rate > 0.0:
             left = math.ceil((price - self._loss) / self._loss_rate)
             self._countdown = max(1, min(self._countdown, left))
+        self._review_at = self._held_since + hold
         if everything:
-            self._review_at = now.now + patience - now.oldest_wait
-        return self._decode_plan(n)
+            self._review_at = min(self._review_at, now.now + patience - now.oldest_wait)
+        return self._decode_plan()
 
     def _refill(self, now: Snapshot, n: int, budget: int, refill: Refill) -> Plan:
         """Begin a refill as `choice` says."""
         choice, exploration = self.choice, self._exploration
         self._loss = 0.0
+        self._held_since = NEVER
+        self._state = None  # what comes after the refill is a new decode phase
         self.refills += 1
         self.exclusive = refill.is_exclusive and not self.always_mixed
         phase = _Phase(self.exclusive, self.exclusive, exploration.limit(choice.fit))
