@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,8 @@ N_SHARES = (0.7, 0.8, 0.88, 0.94, 1.0, 1.08)
 K_SHARES = (0.35, 0.6, 1.0, 1.6, 2.6)
 """Of the insensitive k*: the candidates for k (and 1)."""
 
-BUDGETS = (8192, 16384)
+BUDGETS = (4096, 8192)
+"""Token budgets besides the largest."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +53,16 @@ class Setting:
         return Exclusive(options, capacity, None, self.k, None, str(self))
 
 
-def settings(cell: Cell, table: RequestTable, cost: CostModel) -> Iterator[Setting]:
-    """The grid of fixed settings of a cell."""
+def settings(cell: Cell, table: RequestTable, cost: CostModel, budget: int) -> Iterator[Setting]:
+    """The grid of fixed settings of a cell for one token budget."""
     load = SlotLoad.from_samples(table.prompt, table.output, page=16)
     fits = cell.kv_capacity / load.mean
     most = min(cell.concurrency, cell.limits.slots)
-    ns = sorted({max(1, min(most, round(share * fits))) for share in N_SHARES})
-    for budget in BUDGETS:
-        for n in ns:
-            yield Setting(None, n, budget)
-            ideal = insensitive_k(
-                n, float(table.output.mean()), cost.alpha_prefill, cost.alpha_decode
-            )
-            for k in sorted({1, *(max(1, min(n, round(share * ideal))) for share in K_SHARES)}):
-                yield Setting(k, n, budget)
+    for n in sorted({max(1, min(most, round(share * fits))) for share in N_SHARES}):
+        yield Setting(None, n, budget)
+        ideal = insensitive_k(n, float(table.output.mean()), cost.alpha_prefill, cost.alpha_decode)
+        for k in sorted({1, *(max(1, min(n, round(share * ideal))) for share in K_SHARES)}):
+            yield Setting(k, n, budget)
 
 
 def safe_n(cell: Cell, table: RequestTable) -> int:
@@ -107,14 +103,24 @@ class Hindsight:
     def best(
         self, cell: Cell, seed: int, table: RequestTable, cost: CostModel
     ) -> tuple[Setting, float]:
-        """The best fixed setting and its rate, requests per second."""
-        best, top = Setting(None, 1, 1), -math.inf
-        for setting in settings(cell, table, cost):
-            value = self.rate(cell, seed, table, cost, setting)
-            if value > top:
-                best, top = setting, value
+        """The best fixed setting and its rate, requests per second.
+
+        All N and k with the largest budget, then smaller budgets for the best of each policy.
+        """
+        largest = cell.limits.token_budget
+        rates = {
+            setting: self.rate(cell, seed, table, cost, setting)
+            for setting in settings(cell, table, cost, largest)
+        }
+        for mixed in (True, False):
+            of_kind = [s for s in rates if (s.k is None) == mixed]
+            top = max(of_kind, key=lambda s: rates[s])
+            for budget in BUDGETS:
+                setting = Setting(top.k, top.n, budget)
+                rates[setting] = self.rate(cell, seed, table, cost, setting)
         self.save()
-        return best, top
+        best = max(rates, key=lambda s: rates[s])
+        return best, rates[best]
 
     def save(self) -> None:
         """Write the file."""
