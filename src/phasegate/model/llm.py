@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -25,7 +25,7 @@ from phasegate.errors import InputError, ModelError
 from phasegate.model.demo import demo_model
 from phasegate.model.generation import Generation
 from phasegate.model.loading import load_model
-from phasegate.model.measured import calibrate
+from phasegate.model.measured import measure_costs
 from phasegate.model.params import SamplingParams
 from phasegate.model.runner import TorchRunner
 from phasegate.model.threads import set_threads
@@ -264,12 +264,15 @@ class LLM:
             cost = _NO_COST
         if cost is None:
             try:
-                cost = calibrate(self.runner, self.limits, _CALIBRATION_SECONDS)[0].cost_model()
+                cost = measure_costs(self.runner, self.limits, _CALIBRATION_SECONDS).cost
             except InputError as error:
                 raise InputError(
                     f"policy {self._policy} decides by costs, and they cannot be measured here "
                     f"({error}); give a profile, or use policy mixed"
                 ) from error
+        if isinstance(cost, InterferenceCost):  # a few noisy seconds may find no fixed part
+            alphas = {"alpha_p": max(cost.alpha_p, 1e-5), "alpha_d": max(cost.alpha_d, 1e-5)}
+            cost = replace(cost, **alphas)
         policy = build_policy(self._policy, cost, self.limits)
         return Engine(policy, Scheduler(self.limits), self.runner, WallClock())
 

@@ -124,13 +124,13 @@ def run_workload(
     )
 
 
-def calibrate(
+def measure_costs(
     runner: TorchRunner,
     limits: Limits,
     time_limit: float,
     progress: Callable[[float], None] | None = None,
-) -> tuple[Profile, Fit]:
-    """Measure the model on this machine for about `time_limit` seconds and fit a profile.
+) -> Fit:
+    """Measure the model on this machine for about `time_limit` seconds and fit its costs.
 
     Raises:
         InputError: KV or model are too small to vary context and chunk.
@@ -151,7 +151,17 @@ def calibrate(
         time_limit=time_limit,
         progress=progress,
     )
-    fit = fit_interference(samples)
+    return fit_interference(samples)
+
+
+def calibrate(
+    runner: TorchRunner,
+    limits: Limits,
+    time_limit: float,
+    progress: Callable[[float], None] | None = None,
+) -> tuple[Profile, Fit]:
+    """As `measure_costs`, with a profile of the result."""
+    fit = measure_costs(runner, limits, time_limit, progress)
     device = device_name(torch.device(runner.loaded.model.device))
     model = Path(runner.loaded.name).name or runner.loaded.name
     threads = f", {torch.get_num_threads()} threads" if not torch.cuda.is_available() else ""
