@@ -127,8 +127,13 @@ def fuzz(model: Path, seed: int, steps: int) -> dict[str, Any]:
         output = loop.step()
         _check_limits(scheduler, setting, where)
         scheduled = output.num_scheduled_tokens if output is not None else {}
-        if not ahead and scheduled and scheduled.keys() <= decoding:
-            left = decoding - scheduled.keys() - (output.preempted_req_ids or set())
+        if (
+            not ahead
+            and scheduled
+            and scheduled.keys() <= decoding
+            and not output.preempted_req_ids
+        ):
+            left = decoding - scheduled.keys()
             assert not left, f"{where}: {left} were left out of an iteration that decodes"
         admitted = output is not None and (
             output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids

@@ -171,7 +171,8 @@ class Gate:
                     if not request.is_prefill_chunk:
                         started.append(request)
         decodes = len(scheduled) - prefills
-        preempted = [hash(name) for name in output.preempted_req_ids or ()]
+        gone = output.preempted_req_ids
+        preempted = [hash(name) for name in gone] if gone else ()
         occupied = len(s.running) + s.num_waiting_for_streaming_input
         admitted = len(new) + len(resumed)
         blocked = False
@@ -184,10 +185,12 @@ class Gate:
         if preempted:
             self.hiding.show()
         self._empty = self._empty + 1 if plan is not None and not scheduled else 0
+        # fmt: off
         report = StepReport(
-            *(self._start, 0.0, (), 1, tokens, attention, decodes, context, occupied),
-            *((), admitted, (), (), preempted, blocked, 0),
+            self._start, 0.0, (), 1, tokens, attention, decodes, context, occupied,
+            (), admitted, (), (), preempted, blocked, 0,
         )
+        # fmt: on
         self._open.append((output, report, started))
 
     # ------------------------------------------------------------------ what happens in between
@@ -228,11 +231,12 @@ class Gate:
         report.durations = (report.end - report.start,)
         report.arrived, self._arrived = self._arrived, []
         report.finished, self._left = self._left, []
-        report.started = [
-            Started(hash(r.request_id), r.num_prompt_tokens, n, r.num_prompt_tokens + n - 1)
-            for r in started
-            if (n := r.num_output_tokens)
-        ]
+        if started:
+            report.started = [
+                Started(hash(r.request_id), r.num_prompt_tokens, n, r.num_prompt_tokens + n - 1)
+                for r in started
+                if (n := r.num_output_tokens)
+            ]
         kind = _KINDS[bool(report.prefill_tokens) + 2 * bool(report.decodes)]
         self.iterations[kind] += 1
         self.seconds[kind] += report.durations[0]

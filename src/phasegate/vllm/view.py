@@ -39,6 +39,7 @@ class View:
         newer = hasattr(scheduler, "deferred_waiting")
         self._queues = ("kv_holding_waiting" if newer else "skipped_waiting", "waiting")
         self._deferred = "deferred_waiting" if newer else "skipped_waiting"
+        self._tracks_prefills = hasattr(scheduler, "_inflight_prefills")
         self._by_priority = scheduler.policy.value == "priority"
         self.prefilling: list[Any] = []
         self.context = self.step = self._recount_at = 0
@@ -48,11 +49,10 @@ class View:
         """Start an iteration: (occupied slots, decoding requests)."""
         s = self._s
         self.step += 1
-        inflight = getattr(s, "_inflight_prefills", None)
-        if inflight is None:
+        if not self._tracks_prefills:
             self.prefilling = [r for r in s.running if r.is_prefill_chunk]
-        else:
-            self.prefilling = [r for r in inflight if r.status.name == "RUNNING"]
+        elif s._inflight_prefills or self.prefilling:
+            self.prefilling = [r for r in s._inflight_prefills if r.status.name == "RUNNING"]
         if self.step >= self._recount_at:
             self._recount_at = self.step + RECOUNT
             self.context = sum(r.num_computed_tokens for r in s.running if not r.is_prefill_chunk)
@@ -73,17 +73,21 @@ class View:
         pending = sum(r.num_tokens - r.num_computed_tokens for r in prefilling) if prefilling else 0
         wait = time() - head.arrival_time if head is not None else 0.0
         budget = min(s.max_num_scheduled_tokens, s.scheduler_config.max_num_batched_tokens)
+        # fmt: off
         return Snapshot(
-            *(now, self.waiting(), len(prefilling), decoding, pending, self.context),
-            *(self.kv_capacity, int(free * self.page), wait, slots, budget, blocked),
-            *(self.head, urgent),
+            now, self.waiting(), len(prefilling), decoding, pending, self.context,
+            self.kv_capacity, int(free * self.page), wait, slots, budget, blocked,
+            self.head, urgent,
         )
+        # fmt: on
 
     def scheduled(
         self, decodes: int, started: Sequence[Any], preempted: Any, admitted: int, blocked: bool
     ) -> None:
         """Follow an iteration: `blocked` if the head of the queue did not fit into KV."""
-        self.context += decodes + sum(request.num_computed_tokens for request in started)
+        self.context += decodes
+        for request in started:
+            self.context += request.num_computed_tokens
         if preempted:
             self._recount_at = 0
         if blocked:
