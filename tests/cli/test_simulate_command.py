@@ -203,3 +203,16 @@ def test_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
         main()
     assert ended.value.code == 0
     assert capsys.readouterr().out == "phasegate 0.1.0\n"
+
+
+def test_explains_a_moment_of_auto(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *QUICK, "--policy", "auto", "--policy", "mixed", "--explain", "0.05")
+    assert code == 0
+    assert "auto at 0.05 s:" in out
+    assert "running with" in out
+
+
+def test_only_auto_accounts_for_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, *QUICK, "--policy", "mixed", "--explain", "0.05")
+    assert code == 2
+    assert "add --policy auto" in err

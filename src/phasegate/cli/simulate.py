@@ -26,17 +26,20 @@ from phasegate.cli.traffic import (
     DEFAULT_WORKLOAD,
     Traffic,
 )
+from phasegate.cost.model import CostModel
 from phasegate.cost.presets import DEFAULT_PRESET
 from phasegate.cost.profile import load_profile
+from phasegate.engine.moment import ExplainingPolicy, explain_at
 from phasegate.engine.record import RunRecord
 from phasegate.engine.simulate import simulate
+from phasegate.errors import InputError
 from phasegate.policy.spec import build_policy
 from phasegate.report.html import Context
 from phasegate.scheduler.limits import Limits
 from phasegate.workload.describe import describe
 from phasegate.workload.source import source_of
 
-DEFAULT_POLICIES = ("mixed", "threshold", "hybrid")
+DEFAULT_POLICIES = ("mixed", "threshold", "hybrid", "auto")
 _LIMITS = Limits(kv_capacity=1 << 30)  # for the defaults of everything else
 
 _PROFILE = "Device and model: a preset (`phasegate profile list`) or a JSON file."
@@ -104,6 +107,15 @@ def command(
             help="Reject arrivals beyond so many waiting requests.", min=1, rich_help_panel=_ENGINE
         ),
     ] = None,
+    explain: Annotated[
+        float | None,
+        typer.Option(
+            help="Say why `auto` did what it did at this moment of the run.",
+            min=0.0,
+            metavar="SECONDS",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
     json: Annotated[
         Path | None,
         typer.Option(
@@ -133,6 +145,8 @@ def command(
     )
     specs = policy or list(DEFAULT_POLICIES)
     check_policies(specs, cost, limits)
+    if explain is not None and not any(_explains(spec, cost, limits) for spec in specs):
+        raise InputError("--explain needs a policy that accounts for itself; add --policy auto")
     table = traffic.table()
 
     console = Console(stderr=json == STDOUT, highlight=False)
@@ -158,6 +172,16 @@ def command(
     offered = shape.rate if math.isfinite(shape.rate) else None
     about = Context(device, limits, about_traffic, command_line(context), offered)
     present(runs, series, about, console, json, html)
+    for spec in specs:
+        built = build_policy(spec, cost, limits)
+        if explain is not None and isinstance(built, ExplainingPolicy):
+            console.print(Text(f"\n{spec} at {explain:g} s:", style="bold"))
+            for line in explain_at(explain, cost, source_of(table), built, limits):
+                console.print(Text(f"  {line}"))
+
+
+def _explains(spec: str, cost: CostModel, limits: Limits) -> bool:
+    return isinstance(build_policy(spec, cost, limits), ExplainingPolicy)
 
 
 def _tell_defaults(console: Console, profile: bool, traffic: Traffic) -> None:
