@@ -9,6 +9,7 @@ from typing import Any
 from vllm_harness import BLOCK, Loop, Worker, expected, install, make_request, make_scheduler
 
 import phasegate.vllm.gate
+from phasegate.vllm.view import View
 
 STEP = 0.01
 """Seconds an iteration takes on the fake clock."""
@@ -53,6 +54,10 @@ class Compiling:
 
 class Accepting:
     """A structured-output manager that lets every token pass."""
+
+    def should_advance(self, request: Any) -> bool:
+        """No grammar to move on (asked by older versions)."""
+        return False
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: True
@@ -162,7 +167,7 @@ def fuzz(model: Path, seed: int, steps: int) -> dict[str, Any]:
 
 def _check_limits(scheduler: Any, setting: dict[str, Any], where: str) -> None:
     """vLLM's own limits are in place between two iterations."""
-    assert scheduler.max_num_active_reqs == setting["slots"], where
+    assert getattr(scheduler, View(scheduler).cap) == setting["slots"], where
     assert scheduler.max_num_scheduled_tokens == setting["budget"], where
     assert scheduler.scheduler_config.long_prefill_token_threshold == setting["chunk"], where
 
@@ -170,6 +175,6 @@ def _check_limits(scheduler: Any, setting: dict[str, Any], where: str) -> None:
 def _could_admit(scheduler: Any, gate: Any) -> bool:
     """Whether the head of the queue has a slot and KV right now, by vLLM's and the policy's N."""
     need = gate.view.head(1)
-    cap = min(scheduler.max_num_active_reqs, gate.policy.decision.n)
+    cap = min(getattr(scheduler, gate.view.cap), gate.policy.decision.n)
     free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     return bool(need) and len(scheduler.running) < cap and free * BLOCK >= need[0] + 2 * BLOCK
