@@ -120,7 +120,8 @@ def percent(value: float, reference: float) -> str:
 
 def publish(script: str, argv: Sequence[str], text: str, write: bool) -> None:
     """Print the result of a script, and with `write` put it into its section of docs/results.md
-    (between the comments that name the script), with command, date and machine."""
+    (between the comments that name the script, or else at the end), with command, date and
+    machine."""
     command = shlex.join(
         ["python", f"benchmarks/{script}.py", *(a for a in argv if a != "--write")]
     )
@@ -130,11 +131,13 @@ def publish(script: str, argv: Sequence[str], text: str, write: bool) -> None:
         return
     page = RESULTS.read_text()
     begin, end = f"<!-- {script} -->", f"<!-- end of {script} -->"
-    section = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    if not section.search(page):
-        raise SystemExit(f"{RESULTS} has no section {begin} ... {end}; add it first")
     new = f"{begin}\n{stamp}\n\n{text}\n{end}"
-    write_atomic(RESULTS, section.sub(lambda _: new, page))
+    section = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+    if section.search(page):
+        page = section.sub(lambda _: new, page)
+    else:
+        page = f"{page.rstrip()}\n\n## {script}\n\n{new}\n"
+    write_atomic(RESULTS, page)
 
 
 def _machine() -> str:

@@ -65,3 +65,19 @@ def test_imports(script, name):
         if error.name is None or error.name.split(".")[0] == "phasegate":
             raise
         pytest.skip(f"{name} needs {error.name}")
+
+
+def test_publish_replaces_its_own_section_only(script, tmp_path, monkeypatch, capsys):
+    harness = script("harness")
+    page = tmp_path / "results.md"
+    page.write_text("# Results\n\n<!-- a -->\nold\n<!-- end of a -->\n\nprose\n")
+    monkeypatch.setattr(harness, "RESULTS", page)
+    for text in ("first", "second"):
+        harness.publish("a", ["--write"], text, write=True)
+        harness.publish("b", [], text, write=True)
+    written = page.read_text()
+    assert "old" not in written
+    assert "first" not in written
+    assert written.count("second") == 2
+    assert "prose\n\n## b\n" in written
+    assert "`python benchmarks/a.py`" in written
