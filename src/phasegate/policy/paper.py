@@ -19,6 +19,9 @@ from phasegate.theory.threshold import paper_k
 COLD_THETA = 0.7
 """k/N before the first 100 completions."""
 
+FLOOR = 0.1
+"""Eq. (6) can fall to nothing; the authors' code never lets N below this share of the slots."""
+
 PERIOD = 100
 """Completions between two updates."""
 
@@ -68,7 +71,7 @@ class PaperRule:
             if self._fixed_n is None:
                 theta = min(self.k / n, 0.8)
                 n = paper_memory_safe_n(now.kv_capacity, self.mean_prompt, p0, theta, self._eps)
-                n = min(n, slots)
+                n = min(max(n, round(FLOOR * slots)), slots)
         self.n = n
         self.k = min(self._k(n, fit.p0, fit.eta), n)
         return True
