@@ -22,7 +22,9 @@ was learned about that kind is all but dropped.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +55,7 @@ _DRIFT_RATE, _DRIFT_LIMIT, _DRIFT_KEEP = 0.15, 1.5, 0.02
 
 _TRUST = 1.5  # prior: standard deviation relative to a constant; x0.2..x5 is nothing unusual
 _TRUST_NOTHING = 30.0
-_TIES = ((6, 3, 0.5), (7, 1, 0.15), (8, 5, 1.0))  # mixed constants resemble the pure ones
+_TIES = ((6, 3, 0.5), (7, 1, 0.04), (8, 5, 1.0))  # mixed constants resemble the pure ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ class OnlineCost:
         self._scales: list[float] = self._scale.tolist()
         self._theta: list[float] = scale.tolist()
         self._ridge, self._pull = _prior_terms(scale / self._scale, prior.spread)
+        self._covariance = np.linalg.inv(self._ridge)
         self._gram: list[dict[int, list[float]]] = [{} for _ in _OF_KIND]
         self._drift = [0.0] * len(_OF_KIND)
         self._since = 0
@@ -166,6 +169,11 @@ class OnlineCost:
             return th[0] + th[1] * prefill_tokens + th[2] * prefill_attention
         return 0.0
 
+    def error_of(self, weights: Sequence[float]) -> float:
+        """Standard error of the sum of weights * constants (order of `NAMES`), seconds."""
+        w = np.array(weights) * self._scale
+        return math.sqrt(max(float(w @ self._covariance @ w), 0.0))
+
     # ------------------------------------------------------------------ learning
     @property
     def steady_for(self) -> int:
@@ -195,8 +203,10 @@ class OnlineCost:
         flipped, self._after_prefill = self._after_prefill, False
         if flipped:
             self._row(FLIP, decodes, (1.0, decodes, step.context_tokens, 1.0), durations[0])
-        first, every = (0, 1) if seen < _ALL else (SAMPLE - 1 - seen % SAMPLE, SAMPLE)
-        for i in range(first, len(durations), every):
+        count = len(durations)
+        early = min(count, max(0, _ALL - seen))
+        late = range(early + (SAMPLE - 1 - seen - early) % SAMPLE, count, SAMPLE)
+        for i in chain(range(early), late):
             if flipped and not i:
                 continue
             amounts = (1.0, decodes, step.context_tokens + i * decodes)
@@ -279,6 +289,7 @@ class OnlineCost:
         u = _non_negative(A, b)
         if u is not None:
             self._theta = (u * self._scale).tolist()
+            self._covariance = np.linalg.inv(A)
         self.version += 1
 
 

@@ -24,13 +24,16 @@ from phasegate.policy.traffic import TrafficMonitor
 
 Array = npt.NDArray[np.float64]
 
-HORIZONS = 12
-PRIOR_SCALE = 512.0  # S(t|a) = (a+512)/(a+512+t) before anything is known
+HORIZONS = 13
+PRIOR_SCALE = 512.0
+"""S(t|a) = (a+512)/(a+512+t) before anything is known; less for a small cache, which nobody
+would give to longer requests than a 64th of it."""
+
 Z_START, Z_MIN, Z_MAX = 3.0, 3.0, 9.0
 _Z_UP, _Z_UP_MOST, _Z_DOWN = 0.5, 1.0, 0.05
 _PERIOD = 100  # completions between two adjustments of z
-_CERTAIN = -30.0  # log survival of what is surely over
-_FAR = 1e9
+_QUANTILES = np.array([0.25, 0.5, 0.75, 0.995])
+_ATOM = 0.04  # more weight than that on one length: many requests end right there
 _AGE_CLASSES = 24  # cohorts per mean output length
 
 
@@ -52,8 +55,9 @@ class Admission:
         self._cohorts: dict[int, list[float]] = {}  # number, sum of births, offsets, offsets^2
         self._members: dict[int, tuple[int, int, int]] = {}  # id -> cohort, birth, offset
         self._version = -1
+        self._scale = PRIOR_SCALE
         self._ages: Array = np.empty(0)
-        self._log_alive: Array = np.empty(0)
+        self._alive: Array = np.empty(0)  # share of requests that get older than those
         self._horizons: list[float] = []
         self._fresh: list[float] = []  # S(t) of a request that has just started
         self._base_tick = -1
@@ -186,7 +190,7 @@ class Admission:
         """Forecast what runs, unless that was done a moment ago."""
         monitor = self._monitor
         if monitor.version != self._version:
-            self._new_law()
+            self._new_law(now.kv_capacity)
         elif self._base_tick >= 0 and self._tick - self._base_tick < self._every:
             return
         self._base_tick = self._tick
@@ -218,38 +222,42 @@ class Admission:
         self._need = need.tolist()
         self._variance = variance.tolist()
 
-    def _new_law(self) -> None:
-        self._version = self._monitor.version
-        law = self._monitor.law
+    def _new_law(self, capacity: int) -> None:
+        monitor = self._monitor
+        self._version = monitor.version
+        law = monitor.law
         if law is None:
-            last = 16.0 * PRIOR_SCALE
+            scale = self._scale = min(PRIOR_SCALE, capacity / 64.0)
+            times = np.geomspace(scale / 8.0, 16.0 * scale, HORIZONS - 1)
         else:
             below = np.cumsum(law.weights)
-            alive = np.concatenate(([1.0], np.maximum(1.0 - below, 0.0)))
-            ages = np.concatenate(([0.0], law.values))
-            log_alive = np.maximum(np.log(np.maximum(alive, 1e-300)), _CERTAIN)
-            live = log_alive > _CERTAIN
-            last = float(ages[np.argmax(alive < 1e-3)]) if alive[-1] < 1e-3 else float(ages[-1])
-            i = int(live.sum()) - 1
-            slope = log_alive[i] / max(ages[i], 1.0)
-            self._ages = np.append(ages, ages[-1] + _FAR)
-            self._log_alive = np.append(log_alive, log_alive[-1] + slope * _FAR)
+            self._ages, self._alive = _survival(law.values, law.weights, below)
+            # Need peaks while few have ended yet, or right before many end.
+            marks = np.minimum(np.searchsorted(below, _QUANTILES), law.values.size - 1)
+            ends = np.maximum(law.values[marks] - 1.0, 1.0)
+            steps = np.geomspace(max(1.0, law.mean / 24.0), ends[-1], HORIZONS - len(ends))
+            times = np.sort(np.concatenate((steps[:-1], ends)))
             self._rebucket(max(1, round(law.mean / _AGE_CLASSES)))
-        first = max(1.0, last / 128.0)
-        times = np.concatenate(([0.0], np.geomspace(first, max(last, 2.0), HORIZONS - 1)))
+        times = np.concatenate(([0.0], times))
         self._horizons = times.tolist()
         self._fresh = self._survives(np.zeros(1), times)[:, 0].tolist()
-        self._every = max(1, min(8, round(self._monitor.mean_output / 48.0)))
+        self._every = max(1, min(8, round(monitor.mean_output / 48.0)))
 
     def _survives(self, ages: Array, horizons: Array) -> Array:
         """S(a+t)/S(a), one row per horizon and one column per age."""
         later = ages[None, :] + horizons[:, None]
         if self._monitor.law is None:
-            result: Array = (ages[None, :] + PRIOR_SCALE) / (later + PRIOR_SCALE)
+            result: Array = (ages[None, :] + self._scale) / (later + self._scale)
             return result
-        start = np.interp(ages, self._ages, self._log_alive)
-        end = np.interp(later, self._ages, self._log_alive)
-        return np.exp(np.minimum(end - start[None, :], 0.0))
+        start = np.interp(ages, self._ages, self._alive)
+        end = np.interp(later, self._ages, self._alive)
+        # Older than anything in the law: as long again, give or take.
+        unknown = start < 1e-9
+        if unknown.any():
+            start = np.where(unknown, 1.0, start)
+            end = np.where(unknown, ages / np.maximum(later, 1.0), end)
+        ratio: Array = end / start
+        return ratio
 
     def _rebucket(self, width: int) -> None:
         """Cohorts of another width, when lengths have changed."""
@@ -265,3 +273,19 @@ class Admission:
             sums[1] += birth
             sums[2] += offset
             sums[3] += offset * offset
+
+
+def _survival(values: Array, weights: Array, below: Array) -> tuple[Array, Array]:
+    """P(length > age) at ages between which it may be interpolated.
+
+    Lengths in a law stand for those around them: half of their weight lies below. Atoms do not.
+    """
+    atoms = weights > _ATOM
+    before = 1.0 - below + weights
+    ages = np.concatenate(([0.0], np.column_stack((values - 1.0, values)).ravel()))
+    alive = np.concatenate(([1.0], np.column_stack((before, 1.0 - below)).ravel()))
+    middle = np.column_stack((before - weights / 2, before - weights / 2)).ravel()
+    smooth = np.repeat(~atoms, 2)
+    alive[1:][smooth] = middle[smooth]
+    alive[-1] = 0.0
+    return np.maximum.accumulate(ages), np.minimum.accumulate(np.maximum(alive, 0.0))

@@ -3,8 +3,9 @@
 An exclusive policy never sees a mixed iteration, and a full server never sees a small batch. So
 the first requests of a burst are let in on a ladder (1, 4, 16, 64, by turns exclusive and
 mixed, with a few decode iterations after each), which tells fixed costs from those per token.
-Later one refill in 64 to 256 begins with one iteration of the other mode, or with a small slice.
-All on counters: the same run makes the same choices.
+Later one refill in 64 to 256 begins with one iteration of the other mode, or with a small slice;
+more often as long as the difference between the modes is within its own error, where a look costs
+as little as the difference. All on counters: the same run makes the same choices.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from phasegate.policy.refill import Refill
 _STEPS = 4  # rungs of the ladder: 1, 4, 16, 64 requests
 _PAUSE = 3  # decode iterations after each
 _ENOUGH = 4  # iterations of a mode that the first comparison needs
+_EVERY = ((12.0, 256), (6.0, 128), (4.0, 64), (3.0, 24), (2.0, 8), (1.0, 4), (0.0, 2))
+"""(difference between the modes in standard errors, refills from one look to the next)"""
 _SMALL = 256  # prompt tokens of a small slice
 
 
@@ -45,15 +48,18 @@ class Exploration:
         self._rung += 1
         return rung
 
-    def other_mode(self, refill: Refill, exclusive: bool) -> bool:
-        """Whether this refill, best done the given way, begins with an iteration of the other."""
+    def other_mode(self, refill: Refill, error: float, exclusive: bool) -> bool:
+        """Whether this refill, best done the given way, begins with an iteration of the other.
+
+        `error`: standard error of the difference between the two costs, seconds.
+        """
         self._refills += 1
         since = self._refills - self._other_at
         if self._cost.rows[MIXED if exclusive else PREFILL] < _ENOUGH:
             due = since >= 2
         else:
-            low, high = sorted((refill.exclusive, refill.mixed))
-            due = since >= (64 if high < 2.0 * low else 128 if high < 4.0 * low else 256)
+            difference = abs(refill.exclusive - refill.mixed)
+            due = since >= next(every for sure, every in _EVERY if difference >= sure * error)
         if due:
             self._other_at = self._refills
         return due

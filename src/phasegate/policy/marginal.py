@@ -22,7 +22,7 @@ from phasegate.policy.base import NEVER, Plan, Snapshot, StepReport
 from phasegate.policy.exploration import Exploration
 from phasegate.policy.options import Options
 from phasegate.policy.population import Population
-from phasegate.policy.refill import Refill, Room, StepCosts, best_share, refill_cost
+from phasegate.policy.refill import Refill, Room, StepCosts, best_share, mode_weights, refill_cost
 from phasegate.policy.slo import FLOOR, LatencyTargets
 from phasegate.policy.traffic import TrafficMonitor
 
@@ -277,7 +277,7 @@ class MarginalRule:
             now.oldest_wait,
         )  # fmt: skip
         if reason:
-            return self._refill(now, n, budget, refill)
+            return self._refill(now, n, budget, refill, room)
 
         if pause:
             self._countdown = 1
@@ -290,7 +290,9 @@ class MarginalRule:
             self._review_at = min(self._review_at, now.now + patience - now.oldest_wait)
         return self._decode_plan()
 
-    def _refill(self, now: Snapshot, n: int, budget: int, refill: Refill) -> Plan:
+    def _refill(
+        self, now: Snapshot, n: int, budget: int, refill: Refill, room: Room
+    ) -> Plan:
         """Begin a refill as `choice` says."""
         choice, exploration = self.choice, self._exploration
         self._loss = 0.0
@@ -300,7 +302,9 @@ class MarginalRule:
         self.exclusive = refill.is_exclusive and not self.always_mixed
         phase = _Phase(self.exclusive, self.exclusive, exploration.limit(choice.fit))
         if choice.running and not self.always_mixed:
-            if exploration.other_mode(refill, self.exclusive):
+            weights = mode_weights(choice.tokens, choice.context, room)
+            error = self.cost.error_of(weights)
+            if exploration.other_mode(refill, error, self.exclusive):
                 phase.exclusive = not self.exclusive
             elif self.exclusive:
                 phase.first = exploration.small_slice(choice.tokens)
@@ -322,9 +326,7 @@ class MarginalRule:
         what = (self.cost.version, monitor.version, round(32.0 * math.log(in_use)))
         if what != self._share_for:
             self._share_for = what
-            self._share = best_share(
-                self._costs, in_use, monitor.mean_prompt, monitor.mean_output, mean_context, room
-            )
+            self._share = best_share(self._costs, in_use, monitor.traffic(), mean_context, room)
         return self._share
 
     # ------------------------------------------------------------------ for the guard

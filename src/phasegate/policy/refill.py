@@ -12,11 +12,11 @@ a decode iteration after each prefill iteration. Waiting longer shares a refill 
 requests but leaves slots idle, which costs alpha_d * f/n_e per decode iteration. The best share x
 of free slots minimises the cost per request
 
-    J_E(x) = (alpha_p*i_E + flip + alpha_d*(mu_O-1)*ln(1/(1-x))) / k,   k = x*n_e
-    J_M(x) = (pen*i_M + alpha_d*((mu_O-1)*ln(1/(1-x)) + x*(i_M+1)/2)) / k
+    J_E(x) = (alpha_p*i_E + flip + alpha_d*tau(x)) / k,   k = x*n_e
+    J_M(x) = (pen*i_M + alpha_d*(tau(x) + x*(i_M+1)/2)) / k
 
-(ours; the decode phase that frees a share x of geometric lengths takes (mu_O-1)*ln(1/(1-x))
-iterations, THEORY section 2).
+with tau(x) the length of the decode phase that frees a share x of the slots (ours; THEORY
+section 2 and `phasegate.theory.cycle`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from phasegate.cost.online import OnlineCost
+import numpy as np
+
+from phasegate.cost.online import NAMES, OnlineCost
+from phasegate.theory.cycle import cycle, prefill_iterations
+from phasegate.theory.traffic import Traffic
 
 _GRID = 24
 _WIDEST = 0.7  # the largest share of slots worth leaving empty
-_CLOSE = 1e-3  # of the whole cost of a request: not worth holding anybody for
+_CLOSE = 3e-4  # of the whole cost of a request: not worth holding anybody for
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,37 +136,57 @@ def refill_cost(
     return Refill(exclusive, mixed)
 
 
+def mode_weights(tokens: float, context: float, room: Room) -> tuple[float, ...]:
+    """c_E - c_M as weights of the learned constants (order of `NAMES`), idle slots left out."""
+    alone = math.ceil(tokens / room.exclusive)
+    passes = math.ceil(tokens / room.mixed)
+    mine = {
+        "alpha_p": alone,
+        "flip": 1.0,
+        "alpha_m": -passes,
+        "alpha_d": passes,
+        "beta_m": -tokens,
+        "beta_p": tokens,
+        "k_m": -passes * context,
+        "k_d": passes * context,
+    }
+    return tuple(mine.get(name, 0.0) for name in NAMES)
+
+
 def best_share(
     costs: StepCosts,
     in_system: int,
-    mean_prompt: float,
-    mean_output: float,
+    traffic: Traffic,
     mean_context: float,
     room: Room,
 ) -> float:
     """x*: the share of `in_system` slots to let run empty before a refill.
 
-    The smallest one whose cost per request is within 0.1 % of the best, all work included:
+    The smallest one whose cost per request is within 0.03 % of the best, all work included:
     beyond that, holding requests back is not worth it.
     """
-    decodes = max(mean_output - 1.0, 1.0)
-    work = costs.token * mean_prompt
-    work += (costs.request + costs.context * mean_context) * decodes
     if in_system <= 1:
         return 1.0
-    ratio = (_WIDEST * in_system) ** (1.0 / (_GRID - 1))
-    found: list[tuple[float, float]] = []
-    k = 1
-    while k < in_system and (k == 1 or k <= _WIDEST * in_system):
-        x = k / in_system
-        tokens = k * mean_prompt
-        exclusive = costs.alpha_p * math.ceil(tokens / room.exclusive) + costs.flip
-        passes = math.ceil(tokens / room.mixed)
-        context = mean_context * (in_system - k)
-        mixed = costs.penalty(tokens, passes, context) + costs.alpha_d * x * (passes + 1) / 2
-        idle = costs.alpha_d * decodes * -math.log1p(-x)
-        found.append(((min(exclusive, mixed) + idle) / k, x))
-        k = max(k + 1, round(k * ratio))
-    good_enough = min(found)[0]
-    good_enough += _CLOSE * (good_enough + work)
-    return next(x for each, x in found if each <= good_enough)
+    k = np.unique(np.round(np.geomspace(1.0, max(1.0, _WIDEST * in_system), _GRID)))
+    mean_prompt, mean_output = traffic.mean_prompt, traffic.mean_output
+    phases = cycle(
+        k,
+        in_system,
+        mean_output,
+        memoryless=costs.alpha_p > costs.alpha_d * mean_output / 8.0,
+    )
+    freed, idle = phases.freed, costs.alpha_d * phases.decode_iterations
+    tokens, variance = freed * mean_prompt, freed * traffic.prompt_std**2
+    passes = prefill_iterations(tokens, variance, room.exclusive)
+    exclusive = costs.alpha_p * passes + costs.flip
+    if room.mixed < 0.98 * room.exclusive:
+        passes = prefill_iterations(tokens, variance, room.mixed)
+    context = mean_context * (in_system - freed)
+    mixed = passes * (costs.pen + costs.pen_context * context) + costs.pen_token * tokens
+    mixed += costs.alpha_d * freed / in_system * (passes + 1.0) / 2.0
+    each = (np.minimum(exclusive, mixed) + idle) / freed
+    work = costs.token * mean_prompt
+    work += (costs.request + costs.context * mean_context) * max(mean_output - 1.0, 1.0)
+    least = float(each.min())
+    good_enough = np.flatnonzero(each <= least + _CLOSE * (least + work))
+    return float(k[good_enough[0]]) / in_system
