@@ -27,7 +27,7 @@ PERIOD = 100
 FIRST = 8
 """... and before the first one; the period doubles from here."""
 
-SPACING = 64
+SPACING = 128
 """Iterations between two updates, at least: where 100 requests end in a few iterations, updates
 would cost more than they bring."""
 
