@@ -68,6 +68,28 @@ class Sluggish:
         return seconds
 
 
+class Grudging:
+    """Everything that decodes takes `share` longer for `length` iterations after a prefill-only
+    one. A single look at mixing does not show how fast it would be to mix all the time."""
+
+    def __init__(self, cost: CostModel, share: float, length: int) -> None:
+        self._cost, self._share, self._length = cost, share, length
+        self._left = 0
+        self.alpha_prefill, self.alpha_decode = cost.alpha_prefill, cost.alpha_decode
+
+    def seconds(
+        self, prefill_tokens: float, prefill_attention: float, decodes: float, context: float
+    ) -> float:
+        """See CostModel."""
+        seconds = self._cost.seconds(prefill_tokens, prefill_attention, decodes, context)
+        if prefill_tokens and not decodes:
+            self._left = self._length
+        elif self._left:
+            self._left -= 1
+            seconds *= 1.0 + self._share
+        return seconds
+
+
 def wrong_prior(cost: InterferenceCost, seed: int) -> InterferenceCost:
     """The same constants, each wrong by a factor of 0.2 to 5 (log-uniform)."""
     rng = random.Random(seed)

@@ -66,12 +66,12 @@ def step(
     )  # fmt: skip
 
 
-class Sluggish:
-    """After each run of prefill-only iterations, `length` decodes take `extra` seconds more
-    altogether: something that no cost of an iteration expresses."""
+class Grudging:
+    """Everything that decodes takes `share` longer for 10 iterations after a prefill-only one.
+    A single look at mixing does not show how fast it would be to mix all the time."""
 
-    def __init__(self, cost: CostModel, extra: float, length: int) -> None:
-        self._cost, self._each, self._length = cost, extra / length, length
+    def __init__(self, cost: CostModel, share: float) -> None:
+        self._cost, self._share = cost, share
         self._left = 0
         self.alpha_prefill, self.alpha_decode = cost.alpha_prefill, cost.alpha_decode
 
@@ -81,8 +81,8 @@ class Sluggish:
         """See CostModel."""
         seconds = self._cost.seconds(prefill_tokens, prefill_attention, decodes, context)
         if prefill_tokens and not decodes:
-            self._left = self._length
-        elif decodes and self._left:
+            self._left = 10
+        elif self._left:
             self._left -= 1
-            seconds += self._each
+            seconds *= 1.0 + self._share
         return seconds

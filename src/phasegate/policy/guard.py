@@ -1,16 +1,18 @@
 """Safety net: does the rule really beat mixed batching? Asked of the clock, not of the cost model.
 
-Windows of mixed batching are put between windows of the rule, while there is work enough for both
-(requests wait, or clients send a new one for each that ends). All begin and end with full slots.
-Compared is decode throughput, with the time for prompts beyond the usual number per decode taken
-out, so that a window with many long prompts does not look slow:
+Windows of mixed batching (after some iterations to settle) are put between windows of the rule,
+while there is work enough for both (more requests wait than fit, or clients send a new one for
+each that ends). All begin and end with full slots. Compared is decode throughput, with the time
+for prompts beyond the usual number per decode taken out, so that a window with many long prompts
+does not look slow:
 
     score = D / (T - beta_p*(P - D*mu_L/(mu_O - 1)))      T s, D decodes, P prompt tokens
 
-Checks come after 4,096 iterations, then four times as many, and when 256 iterations took
-another time than the cost model says (by 3 %): then it is broken, or the engine has changed. Each
-such alarm makes the next one wait twice as long. A check ends as soon as the answer is clear. If
-mixed batching wins, it stays until the next check.
+Checks come after 4,096 iterations, then four times as many (with windows four times as long, for
+what shows late only), and when 256 iterations took another time than the cost model says (by
+3 %): then it is broken, or the engine has changed. Each such alarm makes the next one wait twice
+as long. A check ends as soon as the answer is clear. If mixed batching wins, it stays until the
+next check.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from phasegate.policy.base import StepReport
 from phasegate.policy.marginal import MarginalRule
 
 _FIRST, _SPACING, _RARER = 4096, 512, 4
+_LONGEST = 1 << 20
 _BLOCK = 256  # iterations of which the cost model is checked
 _OFF = 0.03
 _SHORT, _LONG = 12, 24  # iterations of mixed batching in the first and in later windows ...
+_SETTLE = 8  # iterations of mixed batching before each, which do not count
 _BALANCED, _TOO_LONG = 0.8, 256  # ... and until it has had its share of prompts, or for so many
 _REFILLS, _ITERATIONS = 4, 48  # at least so many in a window of the rule
 _NOISE = 0.02  # least scatter of one comparison
@@ -74,6 +78,7 @@ class Guard:
         self._checking = False
         self._mine: _Window | None = None  # current window of the rule
         self._mixed: _Window | None = None  # current window of mixed batching
+        self._settling = 0  # iterations of mixed batching that do not count yet
         self._score = 0.0  # of the last window of the rule
         self._refills = 0
         self._spacing = self._alarm_after = _SPACING
@@ -93,7 +98,7 @@ class Guard:
             if self._iterations < self._next:
                 return
             self._begin()
-        if not self._rule.saturated(step.waiting):
+        if not self._rule.saturated:
             # Who waits for requests to come cannot compare throughput.
             self._drop()
             return
@@ -122,10 +127,14 @@ class Guard:
 
     def _drop(self) -> None:
         self._mine = self._mixed = None
+        self._settling = 0
         self._rule.always_mixed = self.tripped and not self._checking
 
     def _compare(self, step: StepReport) -> None:
         full = step.prefill_tokens > 0 and not self._rule.refilling
+        if self._settling > 0:
+            self._settling -= step.iterations
+            return
         if self._mixed is not None:
             self._mixed.add(step)
             if full and self._is_full(self._mixed):
@@ -146,14 +155,16 @@ class Guard:
             self._score = self._rated(self._mine)
             self._mine = None
             self._mixed = _Window()
+            self._settling = _SETTLE * self._gap // _FIRST
             self._rule.always_mixed = True
 
     def _is_full(self, window: _Window) -> bool:
-        if window.iterations < (_LONG if self.gains else _SHORT):
+        length = (_LONG if self.gains else _SHORT) * self._gap // _FIRST
+        if window.iterations < length:
             return False
         monitor = self._rule.monitor
         usual = window.decodes * monitor.mean_prompt / max(monitor.mean_output - 1.0, 1.0)
-        return window.prompts >= _BALANCED * usual or window.iterations >= _TOO_LONG
+        return window.prompts >= _BALANCED * usual or window.iterations >= length + _TOO_LONG
 
     def _rated(self, window: _Window) -> float:
         monitor = self._rule.monitor
@@ -183,8 +194,10 @@ class Guard:
     def _end(self, tripped: bool) -> None:
         if tripped:
             self.trips += 1
+            # What was learned from the rule's ways is stale: no alarms on that account.
+            self._alarm_after = self._iterations + self._gap
         self.tripped = tripped
         self._checking = False
         self._drop()
-        self._gap = min(self._gap * _RARER, 1 << 20)
+        self._gap = min(self._gap * _RARER, _LONGEST)
         self._next = self._iterations + self._gap

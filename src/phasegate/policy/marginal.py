@@ -290,9 +290,7 @@ class MarginalRule:
             self._review_at = min(self._review_at, now.now + patience - now.oldest_wait)
         return self._decode_plan()
 
-    def _refill(
-        self, now: Snapshot, n: int, budget: int, refill: Refill, room: Room
-    ) -> Plan:
+    def _refill(self, now: Snapshot, n: int, budget: int, refill: Refill, room: Room) -> Plan:
         """Begin a refill as `choice` says."""
         choice, exploration = self.choice, self._exploration
         self._loss = 0.0
@@ -336,9 +334,10 @@ class MarginalRule:
         phase = self._phase
         return phase is not None and (phase.quota > 0 or self._prefilling > 0)
 
-    def saturated(self, waiting: int) -> bool:
-        """Whether throughput is what counts: requests wait, or come as others end."""
-        return waiting > 0 or self._population.closed
+    @property
+    def saturated(self) -> bool:
+        """Whether throughput is what counts: more wait than fit, or they come as others end."""
+        return self.choice.waiting > self.choice.fit or self._population.closed
 
     # ------------------------------------------------------------------ learning
     def observe(self, step: StepReport) -> None:

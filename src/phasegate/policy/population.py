@@ -10,6 +10,7 @@ from __future__ import annotations
 
 _WINDOW = 16  # completions
 _STEADY = 5  # windows in a row; independent arrivals look steady for so long once in 1,000 times
+_CROWD = 4  # a smaller number hardly moves, whoever drives it
 _BURST = 4  # requests that come together at the very start: somebody has a list
 
 
@@ -34,6 +35,7 @@ class Population:
             self.closed = self._streak >= _STEADY
         elif completions - self._completions >= _WINDOW:
             self._completions = completions
-            self._streak = self._streak + 1 if abs(size - self._size) <= 1 else 0
+            still = abs(size - self._size) <= 1 and size >= _CROWD
+            self._streak = self._streak + 1 if still else 0
             self._size = size
             self.closed = self._streak >= _STEADY

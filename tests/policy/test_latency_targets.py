@@ -1,0 +1,84 @@
+"""How much prefill fits between two tokens, and how many requests it can feed."""
+
+from __future__ import annotations
+
+import pytest
+from policy_worlds import RTX, state, step
+
+from phasegate.cost.online import OnlineCost, Prior
+from phasegate.policy.slo import FLOOR, LatencyTargets
+
+COST = OnlineCost(Prior.of(RTX))
+BUSY = state(decoding=50, context=50_000)
+
+
+def test_without_a_target_the_budget_is_the_limit() -> None:
+    room = LatencyTargets().room(BUSY, COST, 8192, 0)
+    assert (room.exclusive, room.mixed) == (8192, 8192 - 50)
+
+
+def test_a_slice_and_a_decode_iteration_fill_the_gap_to_nine_tenths() -> None:
+    room = LatencyTargets(itl=0.1).room(BUSY, COST, 8192, 0)
+    exclusive = RTX.seconds(room.exclusive, 0.0, 0, 0) + RTX.seconds(0, 0.0, 50, 50_000)
+    mixed = RTX.seconds(room.mixed, 0.0, 50, 50_000)
+    assert exclusive == pytest.approx(0.09, rel=1e-3)
+    assert mixed == pytest.approx(0.09, rel=1e-3)
+
+
+def test_nobody_to_wait_for() -> None:
+    room = LatencyTargets(itl=0.1).room(state(), COST, 8192, 0)
+    assert room.exclusive == 8192
+
+
+def test_what_is_spent_of_a_gap_is_gone() -> None:
+    targets = LatencyTargets(itl=0.1)
+    whole = targets.room(BUSY, COST, 8192, 0).exclusive
+    targets.observe(step(0.03, prefill=500), COST, 256.0)
+    assert targets.spent()
+    left = targets.room(BUSY, COST, 8192, 0).exclusive
+    assert left < whole - 0.02 / RTX.beta_p
+    targets.observe(step(0.02, decodes=50, context=50_000), COST, 256.0)
+    assert not targets.spent()
+
+
+def test_prefill_while_nobody_decodes_spends_nothing() -> None:
+    targets = LatencyTargets(itl=0.1)
+    targets.room(state(), COST, 8192, 0)
+    targets.observe(step(0.5, prefill=8000), COST, 256.0)
+    assert not targets.spent()
+
+
+def test_slices_shrink_when_tokens_cost_more_than_modelled() -> None:
+    """Long prompts: attention makes each token dearer, and the next slice shorter at once."""
+    targets = LatencyTargets(itl=0.2)
+    before = targets.room(BUSY, COST, 8192, 0).exclusive
+    slow = RTX.alpha_p + 3.0 * RTX.beta_p * 1000
+    targets.observe(step(slow, prefill=1000), COST, 256.0)
+    targets.observe(step(0.02, decodes=50, context=50_000), COST, 256.0)
+    assert targets.room(BUSY, COST, 8192, 0).exclusive == pytest.approx(before / 3.0, rel=0.01)
+
+
+def test_the_trim_follows_the_gaps_that_were_filled() -> None:
+    targets = LatencyTargets(itl=0.1)
+    start = targets.trim
+    for _ in range(10):
+        targets.sliced(True)
+        targets.observe(step(0.12, prefill=500, decodes=50, context=50_000), COST, 256.0)
+    assert targets.trim < start - 0.1, "gaps missed the target"
+    low = targets.trim
+    for _ in range(2000):
+        targets.sliced(True)
+        targets.observe(step(0.08, prefill=500, decodes=50, context=50_000), COST, 256.0)
+    assert targets.trim > low + 0.05, "and now they do not"
+    high = targets.trim
+    targets.observe(step(0.5, decodes=50, context=50_000), COST, 256.0)
+    assert targets.trim == high, "a gap that was not filled says nothing"
+
+
+def test_capacity_is_where_slices_can_feed_what_ends() -> None:
+    """At N the gap holds a decode iteration of N and the prompts of the N/mu_O that end in it."""
+    n = LatencyTargets(itl=0.1).capacity(COST, 1000.0, 200.0, 1100.0, True) / 1.1
+    gap = RTX.seconds(0, 0.0, n, 1100.0 * n) + RTX.seconds(1000.0 * n / 200.0, 0.0, 0, 0)
+    assert gap == pytest.approx(0.09, rel=1e-3)
+    assert LatencyTargets().capacity(COST, 1000.0, 200.0, 1100.0, True) == float("inf")
+    assert FLOOR > 0
