@@ -177,9 +177,9 @@ class PackedStep:
                 self._decode_one_by_one(q[:n], k[:n], v[:n], keys, values, scores, out)
             else:
                 kernel(
-                    q[:n].contiguous(),
-                    k[:n].contiguous(),
-                    v[:n].contiguous(),
+                    _dense(q[:n]),
+                    _dense(k[:n]),
+                    _dense(v[:n]),
                     keys,
                     values,
                     self.starts,
@@ -218,6 +218,11 @@ class PackedStep:
             span = slice(start, start + length)
             row = q[i : i + 1]
             out[i] = attend_slice(row, keys[:, span], values[:, span], length - 1, scores)[0]
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """x [rows, heads, dim] with its heads one after another; rows may be further apart."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
 def attend_slice(

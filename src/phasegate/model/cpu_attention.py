@@ -49,8 +49,9 @@ class CpuDecode:
         """Store the new keys and values, then attend.
 
         Args:
-            q, out: [rows, heads, head_dim], contiguous.
-            new_k, new_v: [rows, kv_heads, head_dim], contiguous; stored at starts + lengths - 1.
+            q: [rows, heads, head_dim]; heads must lie densely, rows may have any stride.
+            out: the same, contiguous.
+            new_k, new_v: [rows, kv_heads, head_dim], as q; stored at starts + lengths - 1.
             k, v: the layer's memory, [kv_heads, tokens, head_dim], contiguous.
             starts, lengths: int64 [rows]; a row attends to lengths tokens from starts, its new
                 token (the last of them) included, or to the last `window` of these if window > 0.
@@ -65,6 +66,8 @@ class CpuDecode:
         a[at.STARTS], a[at.LENGTHS] = starts.data_ptr(), lengths.data_ptr()
         a[at.SCALE] = int(np.float32(scale).view(np.int32))
         a[at.WINDOW] = window
+        a[at.Q_STRIDE] = q.stride(0)
+        a[at.NEW_K_STRIDE], a[at.NEW_V_STRIDE] = new_k.stride(0), new_v.stride(0)
         self._launch(self._kernel.address, self._argument_address, torch.get_num_threads())
 
 

@@ -7,57 +7,23 @@ from typing import Any
 
 import numpy as np
 from numba import carray, cfunc, njit, types
-from numba.extending import intrinsic
+
+from phasegate.model.numba_parts import (
+    ANY,
+    f32,
+    float_of,
+    from_bfloat16,
+    i32,
+    pointer,
+    take_ticket,
+    to_bfloat16,
+)
 
 _BLOCK = 128  # keys per block of the running softmax: scores and keys of a block stay in L1/L2
-_ANY = 1 << 40  # numba wants a length for arrays that stand for raw memory
 
 # Places in the kernel's int64 arguments; TICKET is the shared counter of work taken.
 TICKET, ROWS, KV_HEADS, TOKENS, K, V, Q, OUT, NEW_K, NEW_V, STARTS, LENGTHS = range(12)
-SCALE, WINDOW, ARGUMENTS = 12, 13, 14
-
-_f32, _i32, _u16 = np.float32, np.int32, np.uint16
-
-
-@intrinsic
-def _pointer(context: Any, address: Any, dtype: Any) -> Any:
-    """Memory at an address, as a C pointer."""
-    signature = types.CPointer(dtype.dtype)(types.int64, dtype)
-
-    def code(cg: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], cg.get_value_type(sig.return_type))
-
-    return signature, code
-
-
-@intrinsic
-def _float_of(context: Any, bits: Any) -> Any:
-    """The float with these 32 bits."""
-
-    def code(cg: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], cg.get_value_type(types.float32))
-
-    return types.float32(types.int32), code
-
-
-@intrinsic
-def _bits_of(context: Any, value: Any) -> Any:
-    """The 32 bits of a float."""
-
-    def code(cg: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], cg.get_value_type(types.int32))
-
-    return types.int32(types.float32), code
-
-
-@intrinsic
-def _take_ticket(context: Any, counter: Any) -> Any:
-    """Atomically add one; returns the value before. Threads share out the work with it."""
-
-    def code(cg: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.atomic_rmw("add", args[0], cg.get_constant(types.int64, 1), "monotonic")
-
-    return types.int64(types.CPointer(types.int64)), code
+SCALE, WINDOW, Q_STRIDE, NEW_K_STRIDE, NEW_V_STRIDE, ARGUMENTS = range(12, 18)
 
 
 @njit(fastmath=True)
@@ -66,23 +32,16 @@ def _exp(x: Any) -> Any:
 
     Range reduction by ln 2 in two parts and a polynomial of degree 6 (Cephes' expf).
     """
-    x = max(x, _f32(-87.0))
-    n = np.floor(x * _f32(1.4426950408889634) + _f32(0.5))
-    r = x - n * _f32(0.693359375) - n * _f32(-2.12194440e-4)
-    p = _f32(1.9875691500e-4)
-    p = p * r + _f32(1.3981999507e-3)
-    p = p * r + _f32(8.3334519073e-3)
-    p = p * r + _f32(4.1665795894e-2)
-    p = p * r + _f32(1.6666665459e-1)
-    p = p * r + _f32(5.0000001201e-1)
-    return (p * r * r + r + _f32(1.0)) * _float_of((_i32(n) + _i32(127)) << _i32(23))
-
-
-@njit
-def _to_bfloat16(x: Any) -> Any:
-    """Round to nearest even, as PyTorch does."""
-    bits = _bits_of(x)
-    return _u16((bits + _i32(0x7FFF) + ((bits >> _i32(16)) & _i32(1))) >> _i32(16))
+    x = max(x, f32(-87.0))
+    n = np.floor(x * f32(1.4426950408889634) + f32(0.5))
+    r = x - n * f32(0.693359375) - n * f32(-2.12194440e-4)
+    p = f32(1.9875691500e-4)
+    p = p * r + f32(1.3981999507e-3)
+    p = p * r + f32(8.3334519073e-3)
+    p = p * r + f32(4.1665795894e-2)
+    p = p * r + f32(1.6666665459e-1)
+    p = p * r + f32(5.0000001201e-1)
+    return (p * r * r + r + f32(1.0)) * float_of((i32(n) + i32(127)) << i32(23))
 
 
 @lru_cache(maxsize=16)
@@ -92,7 +51,7 @@ def compile_kernel(head_dim: int, group: int, half: bool) -> Any:
 
     @njit(fastmath=True)
     def dot(a: Any, b: Any) -> Any:
-        total = _f32(0)
+        total = f32(0)
         for d in range(D):
             total += a[d] * b[d]
         return total
@@ -103,16 +62,16 @@ def compile_kernel(head_dim: int, group: int, half: bool) -> Any:
         if not half:
             return row
         for d in range(D):
-            wide[d] = _float_of(_i32(row[d]) << _i32(16))
+            wide[d] = from_bfloat16(row[d])
         return wide
 
     @njit(fastmath=True)
     def attend(q: Any, k: Any, v: Any, out: Any, p: Any, wide: Any, first: Any, n: Any) -> None:
         """Softmax attention of G scaled queries over n tokens from `first`, block by block with
         a running maximum (Milakov & Gimelshein 2018, arXiv 1805.02867)."""
-        top = np.full(G, _f32(-1e30))
+        top = np.full(G, f32(-1e30))
         total = np.zeros(G, np.float32)
-        out[:] = _f32(0)
+        out[:] = f32(0)
         done = 0
         while done < n:
             count = min(_BLOCK, n - done)
@@ -126,7 +85,7 @@ def compile_kernel(head_dim: int, group: int, half: bool) -> Any:
                 high = top[g]
                 for t in range(count):
                     high = max(high, weights[t])
-                part = _f32(0)
+                part = f32(0)
                 for t in range(count):
                     weights[t] = _exp(weights[t] - high)
                     part += weights[t]
@@ -144,7 +103,7 @@ def compile_kernel(head_dim: int, group: int, half: bool) -> Any:
                         values[d] += weight * value[d]
             done += count
         for g in range(G):
-            inverse, values = _f32(1) / total[g], out[g]
+            inverse, values = f32(1) / total[g], out[g]
             for d in range(D):
                 values[d] *= inverse
 
@@ -154,21 +113,21 @@ def compile_kernel(head_dim: int, group: int, half: bool) -> Any:
     def kernel(a: Any) -> None:
         rows, heads, window = a[ROWS], a[KV_HEADS], a[WINDOW]
         head_size = a[TOKENS] * D
-        k = carray(_pointer(a[K], element), (_ANY,))
-        v = carray(_pointer(a[V], element), (_ANY,))
-        q = carray(_pointer(a[Q], element), (rows * heads, G, D))
-        out = carray(_pointer(a[OUT], element), (rows * heads, G, D))
-        new_k = carray(_pointer(a[NEW_K], element), (rows * heads, D))
-        new_v = carray(_pointer(a[NEW_V], element), (rows * heads, D))
-        starts = carray(_pointer(a[STARTS], types.int64), (rows,))
-        lengths = carray(_pointer(a[LENGTHS], types.int64), (rows,))
-        scale = _float_of(_i32(a[SCALE]))
+        k = carray(pointer(a[K], element), (ANY,))
+        v = carray(pointer(a[V], element), (ANY,))
+        q = carray(pointer(a[Q], element), (ANY,))
+        out = carray(pointer(a[OUT], element), (rows * heads, G, D))
+        new_k = carray(pointer(a[NEW_K], element), (ANY,))
+        new_v = carray(pointer(a[NEW_V], element), (ANY,))
+        starts = carray(pointer(a[STARTS], types.int64), (rows,))
+        lengths = carray(pointer(a[LENGTHS], types.int64), (rows,))
+        scale = float_of(i32(a[SCALE]))
         p = np.empty((G, _BLOCK), np.float32)
         query = np.empty((G, D), np.float32)
         result = np.empty((G, D), np.float32)
         wide = np.empty(D, np.float32)
         while True:
-            item = _take_ticket(a)
+            item = take_ticket(a)
             if item >= rows * heads:
                 break
             row, head = item // heads, item % heads
@@ -176,17 +135,19 @@ def compile_kernel(head_dim: int, group: int, half: bool) -> Any:
             head_k, head_v = k[head * head_size :], v[head * head_size :]
             at = (first + n - 1) * D
             key, value = head_k[at : at + D], head_v[at : at + D]
-            fresh_key, fresh_value = new_k[item], new_v[item]
+            fresh_key = new_k[row * a[NEW_K_STRIDE] + head * D :][:D]
+            fresh_value = new_v[row * a[NEW_V_STRIDE] + head * D :][:D]
             for d in range(D):
                 key[d] = fresh_key[d]
                 value[d] = fresh_value[d]
             if window > 0 and n > window:
                 first, n = first + n - window, window
             for g in range(G):
-                source, target = q[item, g], query[g]
+                source = q[row * a[Q_STRIDE] + (head * G + g) * D :][:D]
+                target = query[g]
                 for d in range(D):
                     if half:
-                        target[d] = _float_of(_i32(source[d]) << _i32(16)) * scale
+                        target[d] = from_bfloat16(source[d]) * scale
                     else:
                         target[d] = source[d] * scale
             attend(query, head_k, head_v, result, p, wide, first, n)
@@ -194,7 +155,7 @@ def compile_kernel(head_dim: int, group: int, half: bool) -> Any:
                 source_row, target_row = result[g], out[item, g]
                 for d in range(D):
                     if half:
-                        target_row[d] = _to_bfloat16(source_row[d])
+                        target_row[d] = to_bfloat16(source_row[d])
                     else:
                         target_row[d] = source_row[d]
 

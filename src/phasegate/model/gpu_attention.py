@@ -56,6 +56,7 @@ class GpuDecode:
         dim_padded = max(16, _power_of_2(dim))
         self._kernels.attend[(rows, kv_heads, splits)](
             q, new_k, new_v, k, v, starts, lengths, parts, sums, scale, window, tokens,
+            q.stride(0), new_k.stride(0), new_v.stride(0),
             KV_HEADS=kv_heads, GROUP=self._group, DIM=dim,
             GROUP_PADDED=max(16, _power_of_2(self._group)), DIM_PADDED=dim_padded,
             BLOCK=_BLOCK, SPLITS=splits,

@@ -9,7 +9,7 @@ import triton.language as tl
 @triton.jit
 def attend(
     q_ptr, new_k_ptr, new_v_ptr, k_ptr, v_ptr, starts_ptr, lengths_ptr, out_ptr, sums_ptr,
-    scale, window, tokens,
+    scale, window, tokens, q_stride, new_k_stride, new_v_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
     GROUP_PADDED: tl.constexpr, DIM_PADDED: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr,
@@ -21,12 +21,13 @@ def attend(
     in_dim = d < DIM
     q_rows = (row * KV_HEADS + head) * GROUP + g
     q_mask = (g < GROUP)[:, None] & in_dim[None, :]
-    q = tl.load(q_ptr + q_rows[:, None] * DIM + d[None, :], mask=q_mask, other=0.0)
+    q_place = row * q_stride + (head * GROUP + g)[:, None] * DIM + d[None, :]
+    q = tl.load(q_ptr + q_place, mask=q_mask, other=0.0)
 
     # The new token: one program stores it, all of them take it from where it comes from.
-    new = (row * KV_HEADS + head) * DIM + d
-    new_k = tl.load(new_k_ptr + new, mask=in_dim, other=0.0)
-    new_v = tl.load(new_v_ptr + new, mask=in_dim, other=0.0)
+    new = head * DIM + d
+    new_k = tl.load(new_k_ptr + row * new_k_stride + new, mask=in_dim, other=0.0)
+    new_v = tl.load(new_v_ptr + row * new_v_stride + new, mask=in_dim, other=0.0)
     if split == 0:
         last = (head * tokens + start + n - 1) * DIM + d
         tl.store(k_ptr + last, new_k, mask=in_dim)
@@ -82,3 +83,38 @@ def merge(
     parts = tl.load(parts_ptr + place, mask=(d < DIM)[None, :], other=0.0)
     out = tl.sum(parts * weights[:, None], axis=0)
     tl.store(out_ptr + row * DIM + d, out, mask=d < DIM)
+
+
+@triton.jit
+def rotate(
+    q_ptr, k_ptr, cos_ptr, sin_ptr, q_stride, k_stride, q_heads,
+    HALF: tl.constexpr, HALF_PADDED: tl.constexpr,
+):  # fmt: skip
+    """Rotary embedding in place: one token, one head of q or k."""
+    token, head = tl.program_id(0), tl.program_id(1)
+    i = tl.arange(0, HALF_PADDED)
+    mask = i < HALF
+    angles = token * 2 * HALF + i
+    cos_low = tl.load(cos_ptr + angles, mask=mask, other=0.0).to(tl.float32)
+    cos_high = tl.load(cos_ptr + angles + HALF, mask=mask, other=0.0).to(tl.float32)
+    sin_low = tl.load(sin_ptr + angles, mask=mask, other=0.0).to(tl.float32)
+    sin_high = tl.load(sin_ptr + angles + HALF, mask=mask, other=0.0).to(tl.float32)
+    if head < q_heads:
+        place = q_ptr + token * q_stride + head * 2 * HALF + i
+    else:
+        place = k_ptr + token * k_stride + (head - q_heads) * 2 * HALF + i
+    low = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(place + HALF, mask=mask, other=0.0).to(tl.float32)
+    tl.store(place, low * cos_low - high * sin_low, mask=mask)
+    tl.store(place + HALF, high * cos_high + low * sin_high, mask=mask)
+
+
+@triton.jit
+def silu_gate(x_ptr, out_ptr, width, BLOCK: tl.constexpr):
+    """silu(gate) * up for one row of [gate | up], one block of columns."""
+    row = tl.program_id(0)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < width
+    gate = tl.load(x_ptr + row * 2 * width + i, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * 2 * width + width + i, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * width + i, gate / (1.0 + tl.exp(-gate)) * up, mask=mask)

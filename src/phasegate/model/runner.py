@@ -10,8 +10,9 @@ import torch
 
 from phasegate.engine.step import Batch, Slice, StepResult
 from phasegate.errors import ModelError
-from phasegate.model.architecture import inspect_model, verify
+from phasegate.model.architecture import inspect_model, own_logits, verify
 from phasegate.model.attention import DecodeKernels, PackedStep, Piece
+from phasegate.model.fused import fuse
 from phasegate.model.generation import Generation
 from phasegate.model.graphs import DecodeGraphs
 from phasegate.model.kv_memory import KVMemory, bytes_per_token
@@ -61,10 +62,12 @@ class TorchRunner:
         self._model = model = loaded.model
         self._device = torch.device(model.device)
         self._on_gpu = self._device.type == "cuda"
+        expected = own_logits(model, loaded.name)
         self._shapes = inspect_model(model, loaded.name)
+        fuse(model)
         self._packed = pack_linear_layers(model) > 0
         self._kernels = DecodeKernels(self._shapes, model.dtype, self._device)
-        verify(model, self._shapes, self._kernels, loaded.name)
+        verify(model, self._shapes, self._kernels, expected, loaded.name)
         if kv_tokens is None:
             kv_tokens = self._fitting_tokens(page, slots)
         if kv_tokens < page:
