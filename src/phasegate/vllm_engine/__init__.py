@@ -1,0 +1,1 @@
+"""Measuring on a vLLM engine in this process: calibration and comparison of policies."""
