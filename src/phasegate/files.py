@@ -30,6 +30,14 @@ def write_atomic(path: Path, text: str | Iterable[str]) -> None:
     """
     check_writable(path)
     pieces = [text] if isinstance(text, str) else text
+    path = path.resolve()  # a link stays a link
+    if path.exists() and not path.is_file():  # a device or a pipe stays what it is
+        try:
+            with path.open("w", encoding="utf-8") as stream:
+                stream.writelines(pieces)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+        return
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
