@@ -64,7 +64,7 @@ HARSH = InterferenceCost(RTX.alpha_p, RTX.alpha_d, RTX.beta_p, RTX.b_d, RTX.k_d,
 
 def share_of(n: int, prompt: float, output: float) -> float:
     context = prompt + output
-    return best_share(costs(HARSH), n, Traffic(prompt, output, context), context, ROOM)
+    return best_share(costs(HARSH), n, Traffic(prompt, output, context), context, ROOM).share
 
 
 @pytest.mark.parametrize("n", [32, 128, 512])

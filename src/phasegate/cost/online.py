@@ -121,8 +121,9 @@ class OnlineCost:
         self._scale = scale + floor
         self._scales: list[float] = self._scale.tolist()
         self._theta: list[float] = scale.tolist()
-        self._ridge, self._pull = _prior_terms(scale / self._scale, prior.spread)
-        self._covariance = np.linalg.inv(self._ridge)
+        self._start, self._spread = scale / self._scale, prior.spread
+        ridge, _ = _prior_terms(self._start, np.ones(len(NAMES)), prior.spread)
+        self._covariance = np.linalg.inv(ridge)
         self._gram: list[dict[int, list[float]]] = [{} for _ in _OF_KIND]
         self._drift = [0.0] * len(_OF_KIND)
         self._since = 0
@@ -269,7 +270,8 @@ class OnlineCost:
 
     def _solve(self) -> None:
         """Least squares with the prior as ridge; negative constants are set to 0."""
-        A, b = self._ridge.copy(), self._pull.copy()
+        size = np.maximum(1.0, np.array(self._theta) / self._scale)
+        A, b = _prior_terms(self._start, size, self._spread)
         for kind, memory in enumerate(self._gram):
             if not memory:
                 continue
@@ -293,13 +295,17 @@ class OnlineCost:
         self.version += 1
 
 
-def _prior_terms(start: Array, spread: float) -> tuple[Array, Array]:
-    """Ridge matrix and right side that hold the (scaled) constants near `start`."""
-    size = len(NAMES)
-    ridge = np.eye(size) / spread**2
-    pull = start / spread**2
+def _prior_terms(start: Array, size: Array, spread: float) -> tuple[Array, Array]:
+    """Ridge matrix and right side that hold the (scaled) constants near `start`.
+
+    The hold is relative: a constant that the data have found to be `size` times its prior, above
+    1, is held that much less. So a prior that is wrong by a factor of 20 gives way as well.
+    """
+    weights = (spread * size) ** -2.0
+    ridge = np.diag(weights)
+    pull = weights * start
     for mixed, pure, tolerance in _TIES:
-        w = tolerance**-2
+        w = (tolerance * max(size[mixed], size[pure])) ** -2.0
         offset = start[mixed] - start[pure]
         ridge[mixed, mixed] += w
         ridge[pure, pure] += w

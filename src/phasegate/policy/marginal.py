@@ -22,7 +22,15 @@ from phasegate.policy.base import NEVER, Plan, Snapshot, StepReport
 from phasegate.policy.exploration import Exploration
 from phasegate.policy.options import Options
 from phasegate.policy.population import Population
-from phasegate.policy.refill import Refill, Room, StepCosts, best_share, mode_weights, refill_cost
+from phasegate.policy.refill import (
+    Refill,
+    Room,
+    Share,
+    StepCosts,
+    best_share,
+    mode_weights,
+    refill_cost,
+)
 from phasegate.policy.slo import FLOOR, LatencyTargets
 from phasegate.policy.traffic import TrafficMonitor
 
@@ -33,6 +41,7 @@ HOLD_OPEN, HOLD_CLOSED = 0.1, 2.0
 """Default `max_hold` where requests come by themselves / clients wait for answers, seconds."""
 
 _REVIEW = 64  # decode iterations after which everything is looked at again, whatever happens
+_EARLY = 8  # solutions of the cost model; later ones differ little from one to the next
 _OF_TTFT = 0.25  # share of a TTFT target that holding may use up
 
 
@@ -123,7 +132,6 @@ class MarginalRule:
         self._cost_version = 0
         self._phase: _Phase | None = None
         self._seconds_without_decode = 0.0
-        self._prefilling = 0
         self._decoded = 0  # decode-only iterations since the last prefill
         # Waiting: the loss so far is _loss + _loss_rate * _iterations.
         self._loss = self._loss_rate = 0.0
@@ -132,8 +140,8 @@ class MarginalRule:
         self._state: tuple[int, int, bool, int, int] | None = None
         self._countdown = 0
         self._review_at = NEVER
-        self._share = 0.0
-        self._share_for: tuple[int, int, int] | None = None
+        self._share = Share(0.0, 0.0)
+        self._share_for = (-1, -1, 0)  # versions of costs and traffic, requests
 
     # ------------------------------------------------------------------ deciding
     def plan(self, now: Snapshot) -> Plan:
@@ -141,7 +149,6 @@ class MarginalRule:
         monitor = self.monitor
         budget = self._options.budget(now)
         n = min(self._options.n, now.slots, budget)
-        self._prefilling = now.prefilling
         self._population.see(now.waiting + now.running, monitor.completions)
         phase = self._phase
         if phase is None and now.prefilling:
@@ -319,20 +326,24 @@ class MarginalRule:
         return min(hold, _OF_TTFT * self.targets.ttft)
 
     def _best_share(self, in_use: int, mean_context: float, room: Room) -> float:
-        """x*, computed anew when costs, traffic or (by 3 %) the number of requests changed."""
+        """x*, computed anew when traffic, costs or (by 5 %) the number of requests changed."""
+        cost_version, version, size = self._share_for
         monitor = self.monitor
-        what = (self.cost.version, monitor.version, round(32.0 * math.log(in_use)))
-        if what != self._share_for:
-            self._share_for = what
+        learned = self.cost.version - cost_version
+        if (
+            version != monitor.version
+            or abs(in_use - size) > 0.05 * size
+            or learned >= (1 if cost_version < _EARLY else 4)
+        ):
+            self._share_for = (self.cost.version, monitor.version, in_use)
             self._share = best_share(self._costs, in_use, monitor.traffic(), mean_context, room)
-        return self._share
+        return self._share.share
 
     # ------------------------------------------------------------------ for the guard
     @property
-    def refilling(self) -> bool:
-        """The last refill is not done yet, as far as is known after a step."""
-        phase = self._phase
-        return phase is not None and (phase.quota > 0 or self._prefilling > 0)
+    def promised(self) -> float:
+        """What the rule saves against mixing in every request at once, by the cost model."""
+        return self._share.gain
 
     @property
     def saturated(self) -> bool:
@@ -350,7 +361,6 @@ class MarginalRule:
         else:
             self._seconds_without_decode += step.end - step.start
         phase = self._phase
-        self._prefilling += step.admitted - len(step.started)
         if step.prefill_tokens:
             self._decoded = 0
             if phase is not None:
@@ -359,7 +369,8 @@ class MarginalRule:
             self._decoded += iterations
         if phase is not None:
             phase.quota = 0 if step.kv_blocked else max(0, phase.quota - step.admitted)
-        self.targets.observe(step, self.cost, self.monitor.mean_output)
+        if self.targets.limits_slices:
+            self.targets.observe(step, self.cost, self.monitor.mean_output)
         self.cost.observe(step)
         self.monitor.observe(step)
         self.admission.observe(step)

@@ -89,6 +89,14 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """x*, and what refilling by it saves against mixing in every request at once, relative."""
+
+    share: float
+    gain: float
+
+
+@dataclass(frozen=True, slots=True)
 class Refill:
     """What a refill would cost now, seconds, by either way."""
 
@@ -159,14 +167,14 @@ def best_share(
     traffic: Traffic,
     mean_context: float,
     room: Room,
-) -> float:
+) -> Share:
     """x*: the share of `in_system` slots to let run empty before a refill.
 
     The smallest one whose cost per request is within 0.03 % of the best, all work included:
     beyond that, holding requests back is not worth it.
     """
     if in_system <= 1:
-        return 1.0
+        return Share(1.0, 0.0)
     k = np.unique(np.round(np.geomspace(1.0, max(1.0, _WIDEST * in_system), _GRID)))
     mean_prompt, mean_output = traffic.mean_prompt, traffic.mean_output
     phases = cycle(
@@ -189,4 +197,6 @@ def best_share(
     work += (costs.request + costs.context * mean_context) * max(mean_output - 1.0, 1.0)
     least = float(each.min())
     good_enough = np.flatnonzero(each <= least + _CLOSE * (least + work))
-    return float(k[good_enough[0]]) / in_system
+    at_once = float((mixed[0] + idle[0]) / freed[0])
+    gain = max(0.0, math.log((at_once + work) / (least + work)))
+    return Share(float(k[good_enough[0]]) / in_system, gain)
