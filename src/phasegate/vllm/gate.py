@@ -136,7 +136,7 @@ class Gate:
         setattr(s, self.view.cap, self._limit - hidden)
         # Without chunked prefill, a budget below the length of a prompt would never admit it.
         if tokens < budget and config.enable_chunked_prefill:
-            budget = s.max_num_scheduled_tokens = max(tokens, min(s.block_size, budget))
+            budget = s.max_num_scheduled_tokens = tokens if tokens > 0 else 1
         self._budget = budget
         if plan.chunk < (chunk or budget):
             config.long_prefill_token_threshold = plan.chunk
