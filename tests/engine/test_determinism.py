@@ -18,6 +18,7 @@ COST = PROFILE.cost_model()
 WORKLOAD = "prompt=300,output=120,output_dist=geometric"
 SPECS = ("mixed", "exclusive:k=1", "exclusive:k=6,max_hold=0.4", "static:n=12")
 LEARNING = ("mixed:n=safe", "threshold", "hybrid", "threshold:rule=paper", "hybrid:rule=paper")
+AUTO = ("auto", "auto:itl=0.1,ttft=2")
 
 
 class OneByOne:
@@ -65,14 +66,14 @@ def assert_same(one: RunRecord, other: RunRecord) -> None:
 
 
 @pytest.mark.parametrize("rate", [None, 2.5])
-@pytest.mark.parametrize("spec", SPECS + LEARNING)
+@pytest.mark.parametrize("spec", SPECS + LEARNING + AUTO)
 def test_same_seed_same_records(spec: str, rate: float | None) -> None:
     assert_same(run(spec, 16, rate=rate), run(spec, 16, rate=rate))
 
 
 @pytest.mark.parametrize("rate", [None, 2.5])
 @pytest.mark.parametrize("page", [1, 16])
-@pytest.mark.parametrize("spec", SPECS + LEARNING)
+@pytest.mark.parametrize("spec", SPECS + LEARNING + AUTO)
 def test_jumping_leaves_the_same_records(spec: str, page: int, rate: float | None) -> None:
     jumped = run(spec, page, rate=rate)
     assert_same(jumped, run(spec, page, rate=rate, jump=False))

@@ -32,6 +32,9 @@ MIXED = {
     "mixed:n=safe,token_budget=8,chunk=3": 0.0,
     "hybrid:max_hold=0.1": 0.1,
     "hybrid:rule=paper,max_hold=0.1": 0.1,
+    "auto:max_hold=0.1": 0.1,
+    "auto:itl=0.05,ttft=1,max_hold=0.2": 0.2,
+    "auto:max_hold=0,chunk=3": 0.0,
 }
 HOLDS = EXCLUSIVE | MIXED
 """Policies, and how long each may hold back a request that has a slot and KV (I5), seconds."""

@@ -318,17 +318,18 @@ def _prior_terms(start: Array, size: Array, spread: float) -> tuple[Array, Array
 
 def _non_negative(A: Array, b: Array) -> Array | None:
     """argmin of u'Au/2 - b'u over u >= 0, by dropping negative entries (None: not finite)."""
-    free = np.ones(len(b), dtype=bool)
+    free = np.arange(len(b))
     for _ in range(len(b)):
-        u = np.zeros(len(b))
         try:
-            u[free] = np.linalg.solve(A[np.ix_(free, free)], b[free])
+            solution = np.linalg.solve(A[free][:, free], b[free])
         except np.linalg.LinAlgError:
             return None
-        if not np.all(np.isfinite(u)):
+        if not np.all(np.isfinite(solution)):
             return None
-        negative = free & (u < 0.0)
-        if not negative.any():
+        kept = solution >= 0.0
+        if kept.all():
+            u = np.zeros(len(b))
+            u[free] = solution
             return u
-        free &= ~negative
+        free = free[kept]
     return np.zeros(len(b))

@@ -33,6 +33,7 @@ Z_START, Z_MIN, Z_MAX = 3.0, 3.0, 9.0
 _Z_UP, _Z_UP_MOST, _Z_DOWN = 0.5, 1.0, 0.05
 _PERIOD = 100  # completions between two adjustments of z
 _QUANTILES = np.array([0.25, 0.5, 0.75, 0.995])
+_FAR = 0.15  # share of the capacity
 _ATOM = 0.04  # more weight than that on one length: many requests end right there
 _AGE_CLASSES = 24  # cohorts per mean output length
 
@@ -64,6 +65,8 @@ class Admission:
         self._need: list[float] = []  # P(t) of what runs
         self._variance: list[float] = []  # V(t)
         self._heads: list[int] = []
+        self._tightest: float | None = 0.0  # max of P(t) + z*sqrt(V(t)), None: not known yet
+        self._most_growth = self._most_spread = 0.0  # of a fresh request: max t*S, t*sqrt(S(1-S))
         self._limited = -1  # the last answer, if KV limited it and nothing has changed since
         self._finished = 0
         self._preempted = 0
@@ -165,6 +168,10 @@ class Admission:
         `first`, `second`: sum of their needs at admission, and of the squares of those.
         """
         z = self.z
+        # An upper bound on what they add anywhere, by the triangle inequality for deviations.
+        spread = math.sqrt(second) + math.sqrt(count) * self._most_spread
+        if first + count * self._most_growth + z * spread <= self._slack(capacity):
+            return True
         for t, s, p, v in zip(self._horizons, self._fresh, self._need, self._variance, strict=True):
             need = p + (first + count * t) * s
             if need > capacity:
@@ -173,6 +180,16 @@ class Admission:
             if need + z * math.sqrt(spread) > capacity:
                 return False
         return True
+
+    def _slack(self, capacity: int) -> float:
+        """KV tokens that are left at the tightest horizon."""
+        if self._tightest is None:
+            z = self.z
+            self._tightest = max(
+                (p + z * math.sqrt(v) for p, v in zip(self._need, self._variance, strict=True)),
+                default=0.0,
+            )
+        return capacity - self._tightest
 
     def _add(self, needs: list[int]) -> None:
         """Requests were admitted: they count from now on."""
@@ -184,6 +201,7 @@ class Admission:
             self._need[i] += (first + count * t) * s
             self._variance[i] += (second + t * (2.0 * first + count * t)) * s * (1.0 - s)
         self._limited = -1
+        self._tightest = None
 
     # ------------------------------------------------------------------ forecasting
     def _refresh(self, now: Snapshot) -> None:
@@ -191,10 +209,14 @@ class Admission:
         monitor = self._monitor
         if monitor.version != self._version:
             self._new_law(now.kv_capacity)
-        elif self._base_tick >= 0 and self._tick - self._base_tick < self._every:
-            return
+        elif self._base_tick >= 0:
+            # Far from the limit, there is no need to look often.
+            far = self._slack(now.kv_capacity) > _FAR * now.kv_capacity
+            if self._tick - self._base_tick < self._every * (4 if far else 1):
+                return
         self._base_tick = self._tick
         self._limited = -1
+        self._tightest = None
         half = (self._page - 1) / 2
         horizons = np.array(self._horizons)
         held = float(now.kv_capacity - now.kv_free)
@@ -241,6 +263,10 @@ class Admission:
         times = np.concatenate(([0.0], times))
         self._horizons = times.tolist()
         self._fresh = self._survives(np.zeros(1), times)[:, 0].tolist()
+        self._most_growth = max(t * s for t, s in zip(self._horizons, self._fresh, strict=True))
+        self._most_spread = max(
+            t * math.sqrt(s * (1.0 - s)) for t, s in zip(self._horizons, self._fresh, strict=True)
+        )
         self._every = max(1, min(8, round(monitor.mean_output / 48.0)))
 
     def _survives(self, ages: Array, horizons: Array) -> Array:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from phasegate.cost.online import OnlineCost
 from phasegate.policy.admission import Admission
@@ -62,8 +63,7 @@ class _Phase:
     first: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The last decision and what it was based on; seconds and tokens.
 
     Attributes:
@@ -316,7 +316,7 @@ class MarginalRule:
         self._phase = phase
         self.n = choice.running + choice.fit
         self.k = max(1, round(choice.share * self.n))
-        self.choice = _with_action(choice, "exclusive" if phase.exclusive else "mixed")
+        self.choice = choice._replace(action="exclusive" if phase.exclusive else "mixed")
         return self._refill_plan(phase, now, n, budget)
 
     def _hold(self, open_loop: bool) -> float:
@@ -374,11 +374,3 @@ class MarginalRule:
         self.cost.observe(step)
         self.monitor.observe(step)
         self.admission.observe(step)
-
-
-def _with_action(choice: Choice, action: str) -> Choice:
-    return Choice(
-        choice.time, action, choice.reason, choice.waiting, choice.running, choice.fit,
-        choice.tokens, choice.context, choice.refill, choice.share, choice.loss, choice.closed,
-        choice.hold, choice.held,
-    )  # fmt: skip

@@ -22,7 +22,7 @@ section 2 and `phasegate.theory.cycle`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,7 @@ _WIDEST = 0.7  # the largest share of slots worth leaving empty
 _CLOSE = 3e-4  # of the whole cost of a request: not worth holding anybody for
 
 
-@dataclass(frozen=True, slots=True)
-class StepCosts:
+class StepCosts(NamedTuple):
     """What decides between modes, seconds.
 
     Attributes:
@@ -80,24 +79,21 @@ class StepCosts:
         return passes * (self.pen + self.pen_context * context) + self.pen_token * tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """Prompt tokens that one iteration can take: alone, and beside the decodes."""
 
     exclusive: float
     mixed: float
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """x*, and what refilling by it saves against mixing in every request at once, relative."""
 
     share: float
     gain: float
 
 
-@dataclass(frozen=True, slots=True)
-class Refill:
+class Refill(NamedTuple):
     """What a refill would cost now, seconds, by either way."""
 
     exclusive: float
