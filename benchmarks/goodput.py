@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -55,17 +54,20 @@ def measure(record: RunRecord, itl: float, ttft: float) -> Goodput:
 
 def best_goodput(
     table: RequestTable,
-    cost: CostModel,
+    cost: Callable[[], CostModel],
     limits: Limits,
     policy: Callable[[], Policy],
     itl: float,
     ttft: float,
     start: float,
 ) -> Goodput:
-    """The best run over offered rates, from `start` requests/s on in both directions."""
+    """The best run over offered rates, from `start` requests/s on in both directions.
+
+    `cost` and `policy` make a fresh engine and policy for each run.
+    """
 
     def at(rate: float) -> Goodput:
-        record = simulate(cost, source_of(table.at_rate(rate, seed=7)), policy(), limits)
+        record = simulate(cost(), source_of(table.at_rate(rate, seed=7)), policy(), limits)
         return measure(record, itl, ttft)
 
     best = at(start)
@@ -78,4 +80,4 @@ def best_goodput(
             best = max(best, found, key=lambda g: g.good)
             if ratio < 1.0 and found.good >= 0.999 * found.rate and rate < best.good:
                 break
-    return best if math.isfinite(best.good) else Goodput(start, 0.0, 0.0, 0.0)
+    return best
