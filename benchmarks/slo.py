@@ -1,6 +1,6 @@
 """Goodput under latency targets: `auto:itl=...,ttft=2` against sweeps of fixed settings.
 
-    python benchmarks/slo.py            # 2 GPUs x {conversation, long prompts, code} x 50/100/200 ms
+    python benchmarks/slo.py     # 2 GPUs x {conversation, long prompts, code} x 50/100/200 ms
 
 The fixed settings are token budgets of 256 to 8192 (mixed batching as in vLLM), a cap of 2,048
 prompt tokens while two or more prompts are under way, and 1 to 8 decode iterations between two
@@ -23,6 +23,7 @@ from goodput import Goodput, best_goodput
 from regret import NOISE, constants, hash_of
 from worlds import Noisy, wrong_prior
 
+from phasegate.cost.model import CostModel
 from phasegate.cost.profile import load_profile
 from phasegate.policy.base import UNLIMITED, Decision, Plan, Policy, Snapshot, StepReport
 from phasegate.policy.capacity import FixedCapacity
@@ -120,12 +121,8 @@ class Sweep:
         for name, policy in fixed().items():
             key = f"{device}|{workload}|{itl}|{name}|{len(table)}"
             if key not in self._known:
-                seed = hash_of(key)
-                cost = constants(device)
-                goodput = best_goodput(
-                    table, lambda s=seed: Noisy(cost, NOISE, s), limits(device), policy, itl, TTFT,
-                    start,
-                )  # fmt: skip
+                engine = noisy(device, hash_of(key))
+                goodput = best_goodput(table, engine, limits(device), policy, itl, TTFT, start)
                 self._known[key] = list(astuple(goodput))
                 self._save()
             found[name] = Goodput(*self._known[key])
@@ -136,6 +133,17 @@ class Sweep:
     def _save(self) -> None:
         if self._path is not None:
             self._path.write_text(json.dumps(self._known))
+
+
+def noisy(device: str, seed: int) -> Callable[[], CostModel]:
+    """Makes the same noisy engine again and again."""
+    return lambda: Noisy(constants(device), NOISE, seed)
+
+
+def latency_aware(device: str, itl: float, seed: int) -> Callable[[], Policy]:
+    """Makes `auto` with a wrong prior."""
+    prior = wrong_prior(constants(device), seed)
+    return lambda: build_policy(f"auto:itl={itl},ttft={TTFT}", prior, limits(device))
 
 
 def limits(device: str) -> Limits:
@@ -158,7 +166,6 @@ def main() -> None:
     ]
     ratios, kept = [], []
     for device in DEVICES:
-        cost = constants(device)
         for workload in args.workloads.split(","):
             spec = WorkloadSpec.parse(WORKLOADS[workload])
             table = draw(spec.resolve(rate=1.0, requests=REQUESTS), 3)
@@ -167,11 +174,9 @@ def main() -> None:
                 seed = hash_of(f"{device}{workload}{itl}")
                 own = best_goodput(
                     table,
-                    lambda s=seed, c=cost: Noisy(c, NOISE, s),
+                    noisy(device, seed),
                     limits(device),
-                    lambda s=seed, c=cost, i=itl, d=device: build_policy(
-                        f"auto:itl={i},ttft={TTFT}", wrong_prior(c, s), limits(d)
-                    ),
+                    latency_aware(device, itl, seed),
                     itl,
                     TTFT,
                     best.good,
