@@ -29,7 +29,6 @@ POLICIES = (
     f"hybrid:max_hold={MAX_HOLD}",
     f"hybrid:n=12,max_hold={MAX_HOLD}",
     f"auto:max_hold={MAX_HOLD}",
-    f"auto:max_hold={MAX_HOLD},itl=0.05",
 )
 
 
