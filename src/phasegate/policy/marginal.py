@@ -155,6 +155,8 @@ class MarginalRule:
             exclusive = self._cheaper(now, budget).is_exclusive
             phase = self._phase = _Phase(exclusive, exclusive, 0)
         if phase is not None:
+            if self.targets.limits_slices and phase.quota == 0:
+                self._extend(phase, now, n, budget)
             more = phase.quota > 0 and now.waiting and not now.kv_blocked
             if now.prefilling or (more and now.running < n) or (more and now.urgent):
                 return self._refill_plan(phase, now, n, budget)
@@ -211,6 +213,26 @@ class MarginalRule:
             self.targets.limits_slices,
         )
 
+    def _fed(self, now: Snapshot, n: int) -> int:
+        """N, or how many requests slices can feed with prompts if that is less."""
+        if not self.targets.limits_slices or not now.running:
+            return n
+        monitor = self.monitor
+        mean_context = now.context_tokens / now.running
+        limit = self.targets.capacity(
+            self.cost, monitor.mean_prompt, monitor.mean_output, mean_context, self.exclusive
+        )
+        return min(n, max(1, int(limit)))
+
+    def _extend(self, phase: _Phase, now: Snapshot, n: int, budget: int) -> None:
+        """While slices go on anyway, whoever fits may join them."""
+        n = self._fed(now, n)
+        if not now.prefilling or not now.waiting or now.kv_blocked or now.running >= n:
+            return
+        phase.quota = self.admission.fit(now, n - now.running)
+        if phase.quota:
+            phase.then = phase.exclusive = self._cheaper(now, budget).is_exclusive
+
     def _decide(self, now: Snapshot, n: int, budget: int) -> Plan:
         """Refill or decode; the answer stands until the state changes, or to be reviewed."""
         cost, monitor = self.cost, self.monitor
@@ -225,11 +247,7 @@ class MarginalRule:
         running, waiting = now.running, now.waiting
         context = now.context_tokens
         mean_context = context / running if running else monitor.mean_prompt
-        if self.targets.limits_slices and running:
-            limit = self.targets.capacity(
-                cost, monitor.mean_prompt, monitor.mean_output, mean_context, self.exclusive
-            )
-            n = min(n, max(1, int(limit)))
+        n = self._fed(now, n)
         fit = 0
         if waiting and not now.kv_blocked and running < n:
             fit = self.admission.fit(now, n - running)
