@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from phasegate.cost.model import CostModel, InterferenceCost
 from phasegate.policy.base import Finished, Snapshot, Started, StepReport
@@ -33,12 +33,15 @@ def state(
     token_budget: int = 8192,
     kv_blocked: bool = False,
     urgent: bool = False,
+    classes: Mapping[int, int] | None = None,
+    head_class: int = 0,
 ) -> Snapshot:
     """A snapshot with the prompts in `waiting` at the head of the queue."""
     free = kv_capacity - context if kv_free is None else kv_free
     return Snapshot(
         now, len(waiting), prefilling, decoding, pending, context, kv_capacity, free, oldest_wait,
         slots, token_budget, kv_blocked, lambda limit: list(waiting[:limit]), urgent,
+        classes or {}, head_class,
     )  # fmt: skip
 
 

@@ -132,6 +132,19 @@ def test_keeps_an_itl_target(itl: float) -> None:
     assert kept["itl_s"]["p99"] > 0.7 * itl, "and makes use of it"
 
 
+def test_a_batch_class_does_not_have_to_keep_the_target_of_the_others() -> None:
+    """Interactive requests keep their 50 ms; while only batch runs, refills are whole again."""
+    limits = replace(LIMITS, order="priority")
+    spec = "auto:itl=0:0.05/5:none,ttft=0:2/5:none"
+    workload = "prompt=2000,output=100,prompt_dist=lognormal:1,output_dist=geometric,priority="
+    p99 = []
+    for classes in ("1:5", "0.3:5"):
+        summary = summarise(serve(spec, workload=workload + classes, requests=500, limits=limits))
+        p99.append(summary["itl_s"]["p99"])
+    assert p99[0] > 0.2
+    assert p99[1] <= 0.05
+
+
 def test_max_hold_is_kept() -> None:
     """Nobody waits longer than that for a refill, though larger refills would cost less."""
     ample = Limits(10_000_000, slots=512, token_budget=8192)

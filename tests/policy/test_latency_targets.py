@@ -6,7 +6,8 @@ import pytest
 from policy_worlds import RTX, state, step
 
 from phasegate.cost.online import OnlineCost, Prior
-from phasegate.policy.slo import FLOOR, LatencyTargets
+from phasegate.policy.base import NEVER
+from phasegate.policy.slo import FLOOR, LatencyTargets, parse_targets, target_of
 
 COST = OnlineCost(Prior.of(RTX))
 BUSY = state(decoding=50, context=50_000)
@@ -82,3 +83,31 @@ def test_capacity_is_where_slices_can_feed_what_ends() -> None:
     assert gap == pytest.approx(0.09, rel=1e-3)
     assert LatencyTargets().capacity(COST, 1000.0, 200.0, 1100.0, True) == float("inf")
     assert FLOOR > 0
+
+
+def test_targets_by_priority_class() -> None:
+    targets = parse_targets("0:0.05/5:0.5/9:none")
+    assert targets == ((0, 0.05), (5, 0.5), (9, NEVER))
+    assert [target_of(targets, p) for p in (-3, 0, 4, 5, 8, 9, 99)] == [
+        0.05, 0.05, 0.05, 0.5, 0.5, NEVER, NEVER,
+    ]  # fmt: skip
+    assert parse_targets("0.1") == ((0, 0.1),)
+
+
+@pytest.mark.parametrize("bad", ["0:0.1/0:0.2", "0.1/5:1", "x:1", "0:-1", "0:inf", "", "0:"])
+def test_targets_that_make_no_sense(bad: str) -> None:
+    with pytest.raises(ValueError, match="must|could not|invalid"):
+        parse_targets(bad)
+
+
+def test_the_strictest_of_those_that_run_counts() -> None:
+    """A batch class without a target has the engine for itself while it is alone."""
+    targets = LatencyTargets(itl=parse_targets("0:0.05/5:none"), ttft=parse_targets("0:1/5:60"))
+    assert targets.limits_slices, "to begin with"
+    targets.look(state(decoding=3, classes={0: 1, 5: 2}))
+    assert targets.itl == 0.05
+    targets.look(state(decoding=2, classes={0: 0, 5: 2}, head_class=7))
+    assert not targets.limits_slices
+    assert targets.ttft == 60.0
+    targets.look(state(decoding=2, classes={}))
+    assert not targets.limits_slices, "an engine without classes changes nothing"

@@ -7,8 +7,8 @@ in the embedded engine and inside vLLM. Seconds and tokens everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 UNLIMITED = 1 << 60
@@ -40,6 +40,9 @@ class Snapshot:
             requests in queue order (the prompt, plus what was generated before a preemption).
         urgent: the head of the queue is of a higher priority class than a running request, and
             takes its place if admitted while slots or KV are short: do not hold it back.
+        classes: running requests by priority (smaller is more urgent), where the engine orders
+            by priority; else empty. A live view: do not keep it.
+        head_class: priority of the head of the queue.
     """
 
     now: float
@@ -56,6 +59,8 @@ class Snapshot:
     kv_blocked: bool
     head: Callable[[int], Sequence[int]]
     urgent: bool = False
+    classes: Mapping[int, int] = field(default_factory=dict)
+    head_class: int = 0
 
     @property
     def running(self) -> int:

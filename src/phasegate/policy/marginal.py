@@ -149,6 +149,7 @@ class MarginalRule:
         monitor = self.monitor
         budget = self._options.budget(now)
         n = min(self._options.n, now.slots, budget)
+        self.targets.look(now)
         self._population.see(now.waiting + now.running, monitor.completions)
         phase = self._phase
         if phase is None and now.prefilling:

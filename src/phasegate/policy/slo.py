@@ -8,9 +8,14 @@ and as much prefill as time is left,
 with x' = trim * x, T_d a decode-only iteration and T_m a mixed one without its prompt tokens. The
 trim starts at 0.9 and follows the gaps that were filled to the limit: it settles where few of
 them miss the target (stochastic approximation of a quantile, Robbins and Monro 1951).
+
+Targets may differ by priority class. All running requests decode together, so the strictest of
+those that run is kept; a batch class without a target has its slices back as soon as it is alone.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from phasegate.cost.online import OnlineCost
 from phasegate.policy.base import NEVER, Snapshot, StepReport
@@ -27,21 +32,40 @@ _RATIO_RATE = 0.3
 _SPARE = 1.1  # admit a little more than the steady demand allows: prompts vary
 
 
+Targets = Sequence[tuple[int, float]]
+"""Seconds by priority, ascending: each holds from its priority up to the next one."""
+
+
 class LatencyTargets:
     """Targets for ITL and TTFT, seconds; NEVER where there is none.
 
     Attributes:
-        itl, ttft: the targets.
+        itl: the strictest target of the requests that run now.
+        ttft: target of the head of the queue.
         trim: share of the ITL target that slices aim at.
     """
 
-    def __init__(self, itl: float = NEVER, ttft: float = NEVER) -> None:
-        self.itl, self.ttft = itl, ttft
+    def __init__(self, itl: float | Targets = NEVER, ttft: float | Targets = NEVER) -> None:
+        """One target for all, or targets by priority class."""
+        self._itl: Targets = ((0, itl),) if isinstance(itl, float) else itl
+        self._ttft: Targets = ((0, ttft),) if isinstance(ttft, float) else ttft
+        self.itl = min(target for _, target in self._itl)
+        self.ttft = min(target for _, target in self._ttft)
         self.trim = _TRIM_START
         self._since_decode = 0.0  # seconds of prefill since somebody waits for a token
         self._decoding = False  # somebody does
         self._filled = False  # the current gap was filled to the limit
         self._ratio = 1.0  # seconds of prefill, real against modelled
+
+    def look(self, now: Snapshot) -> None:
+        """See whose targets count now. Where the engine has no classes, the strictest do."""
+        if not now.classes:
+            return
+        if len(self._itl) > 1:
+            running = (target_of(self._itl, c) for c, count in now.classes.items() if count > 0)
+            self.itl = min(running, default=NEVER)
+        if len(self._ttft) > 1:
+            self.ttft = target_of(self._ttft, now.head_class)
 
     @property
     def limits_slices(self) -> bool:
@@ -131,3 +155,30 @@ class LatencyTargets:
             self.trim = min(max(self.trim, _TRIM_MIN), _TRIM_MAX)
             self._filled = False
         self._since_decode = 0.0
+
+
+def target_of(targets: Targets, priority: int) -> float:
+    """The target of a priority class; the most urgent classes share the first one."""
+    found = targets[0][1]
+    for first, target in targets:
+        if first <= priority:
+            found = target
+    return found
+
+
+def parse_targets(text: str) -> Targets:
+    """Targets written as `0.1`, or by priority class as `0:0.05/5:0.5/9:none`, seconds.
+
+    Raises ValueError with what it must be.
+    """
+    targets: dict[int, float] = {}
+    for part in text.split("/"):
+        first, colon, seconds = part.partition(":")
+        priority = int(first) if colon else 0
+        target = NEVER if (seconds or first) == "none" else float(seconds or first)
+        if not target > 0.0 or (target == NEVER and "none" not in part):
+            raise ValueError("must be a positive number of seconds, or none")
+        if priority in targets or (not colon and "/" in text):
+            raise ValueError("must name each priority once, e.g. 0:0.05/5:0.5")
+        targets[priority] = target
+    return tuple(sorted(targets.items()))

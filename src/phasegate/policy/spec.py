@@ -23,7 +23,7 @@ from phasegate.policy.hybrid import Hybrid
 from phasegate.policy.mixed import Mixed
 from phasegate.policy.options import Options
 from phasegate.policy.paper import PaperHybrid, PaperThreshold
-from phasegate.policy.slo import LatencyTargets
+from phasegate.policy.slo import LatencyTargets, parse_targets
 from phasegate.policy.static import Static
 from phasegate.policy.threshold import Threshold
 from phasegate.policy.traffic import TrafficMonitor
@@ -90,13 +90,9 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _target(text: str) -> float:
-    if text == "none":
-        return NEVER
-    value = float(text)
-    if not 0.0 < value < NEVER:
-        raise ValueError("must be a positive number of seconds, or none")
-    return value
+def _targets(text: str) -> str:
+    parse_targets(text)
+    return text
 
 
 def _rule(text: str) -> str:
@@ -128,6 +124,7 @@ _STALL = {
 }
 _EPS = {"eps": Option("accepted probability that KV overflows (with n=safe)", "0.01", _probability)}
 _RULE = {"rule": Option("`ours`, or `paper` for arXiv 2606.00516 to the letter", "ours", _rule)}
+_CLASSES = "seconds, or by priority class as in 0:0.05/5:0.5/9:none"
 _SAFE_N = {"n": Option(_N, SAFE, _slots)}
 
 
@@ -213,14 +210,14 @@ def _build_hybrid(values: Values, cost: CostModel | None, limits: Limits, spec: 
 
 
 def _build_auto(values: Values, cost: CostModel | None, limits: Limits, spec: str) -> Policy:
-    targets = LatencyTargets(float(values.get("itl", NEVER)), float(values.get("ttft", NEVER)))
+    itl, ttft = (parse_targets(str(values.get(name, "none"))) for name in ("itl", "ttft"))
     hold = values.get("max_hold")
     return Auto(
         _options({"n": SAFE, **values}),
         Prior.unknown() if cost is None else Prior.of(cost),
         limits.page,
         spec,
-        targets=targets,
+        targets=LatencyTargets(itl, ttft),
         max_hold=None if hold is None else float(hold),
     )
 
@@ -270,8 +267,10 @@ POLICIES: dict[str, PolicyKind] = {
         "at every refill whatever costs least, on costs learned while serving; keeps latency "
         "targets; needs no profile",
         {
-            "itl": Option("target for P99 of the time between tokens, seconds", "none", _target),
-            "ttft": Option("target for the time to first token, seconds", "none", _target),
+            "itl": Option(
+                f"target for P99 of the time between tokens, {_CLASSES}", "none", _targets
+            ),
+            "ttft": Option(f"target for the time to first token, {_CLASSES}", "none", _targets),
             **SHARED,
             **_SAFE_N,
             "max_hold": Option(_HELD, "0.1, or 2 if clients wait for answers", _seconds),

@@ -189,6 +189,8 @@ class Scheduler:
             self.kv_blocked,
             self.queue.prompts,
             self._urgent(head) if self._priorities else False,
+            self._classes,
+            head.priority if head is not None else 0,
         )
 
     def _urgent(self, head: Request | None) -> bool:
