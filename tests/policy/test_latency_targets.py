@@ -96,7 +96,7 @@ def test_targets_by_priority_class() -> None:
 
 @pytest.mark.parametrize("bad", ["0:0.1/0:0.2", "0.1/5:1", "x:1", "0:-1", "0:inf", "", "0:"])
 def test_targets_that_make_no_sense(bad: str) -> None:
-    with pytest.raises(ValueError, match="must|could not|invalid"):
+    with pytest.raises(ValueError, match=r"must|could not|invalid"):
         parse_targets(bad)
 
 
