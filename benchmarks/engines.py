@@ -174,6 +174,7 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options.add_argument("--vllm-threads", type=int, nargs="*", help="default: as --threads")
     options.add_argument("--rounds", type=int, default=0)
+    options.add_argument("--without", nargs="*", default=[], help="engines to leave out")
     arguments = options.parse_args()
     from phasegate.model.demo import demo_model
 
@@ -186,7 +187,8 @@ def main() -> None:
         return Worker(name, python, folder, arguments.dtype, threads)
 
     workers = [worker("ours", sys.executable, arguments.threads)]
-    workers.append(worker("transformers", sys.executable, arguments.threads))
+    if "transformers" not in arguments.without:
+        workers.append(worker("transformers", sys.executable, arguments.threads))
     if arguments.vllm_python:
         for n in arguments.vllm_threads or [arguments.threads]:
             workers.append(worker(f"vllm ({n} threads)", arguments.vllm_python, n))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from phasegate.errors import ModelError
+from phasegate.model.host_memory import use_huge_pages
 from phasegate.scheduler.arena import Move
 
 _COPY_TOKENS = 4096  # tokens copied in one go when the ranges of a move overlap
@@ -64,6 +65,8 @@ class KVMemory:
                 size = (shape.kv_heads, tokens + 1)
                 self.keys.append(torch.empty(*size, shape.key_dim, dtype=dtype, device=device))
                 self.values.append(torch.empty(*size, shape.value_dim, dtype=dtype, device=device))
+                use_huge_pages(self.keys[-1])
+                use_huge_pages(self.values[-1])
         except (RuntimeError, MemoryError) as error:
             need = bytes_per_token(shapes, dtype) * tokens / 2**30
             raise ModelError(

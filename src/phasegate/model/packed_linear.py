@@ -6,6 +6,8 @@ spends a good part of its time rearranging the weight. benchmarks/kernels.py mea
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import nn
 
@@ -51,30 +53,55 @@ class PackedLinear(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
-def _works(dtype: torch.dtype) -> bool:
-    """Whether this PyTorch has the operations, and they compute what nn.Linear computes."""
-    linear = nn.Linear(48, 40).to(dtype)
-    x = torch.linspace(-1.0, 1.0, 3 * 48).view(3, 48).to(dtype)
-    try:
-        difference = (PackedLinear(linear)(x) - linear(x)).abs().max()
-    except (RuntimeError, AttributeError, NotImplementedError):
+class PackedGatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)), with activation and multiplication done by the products."""
+
+    def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Module) -> None:
+        super().__init__()
+        pack = torch.ops.mkldnn._reorder_linear_weight
+        self._gate, self._up = pack(gate.weight.detach()), pack(up.weight.detach())
+        self._gate_bias = None if gate.bias is None else gate.bias.detach()
+        self._up_bias = None if up.bias is None else up.bias.detach()
+        self.down_proj = down
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., hidden] -> the same shape."""
+        product = torch.ops.mkldnn._linear_pointwise
+        gated = product(x, self._gate, self._gate_bias, "swish", [], "")
+        output: torch.Tensor = self.down_proj(
+            product.binary(x, gated, self._up, self._up_bias, "mul")
+        )
+        return output
+
+
+@lru_cache(maxsize=8)
+def packing_works(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this PyTorch packs weights for this device and dtype, and computes what nn.Linear
+    and silu compute."""
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return False
-    return bool(difference <= (1e-5 if dtype is torch.float32 else 3e-2))
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    gate, up, down = (nn.Linear(n, m).to(dtype) for n, m in ((48, 40), (48, 40), (40, 48)))
+    x = torch.linspace(-1.0, 1.0, 3 * 48).view(3, 48).to(dtype)
+    with torch.no_grad():
+        expected = down(nn.functional.silu(gate(x)) * up(x))
+        try:
+            difference = PackedGatedMLP(gate, up, PackedLinear(down))(x) - expected
+        except (RuntimeError, AttributeError, NotImplementedError):
+            return False
+    return bool(difference.abs().max() <= (1e-5 if dtype is torch.float32 else 3e-2))
 
 
 @torch.no_grad()
 def pack_linear_layers(model: nn.Module) -> int:
     """Replace every plain `nn.Linear` of a CPU model; returns how many were replaced.
 
-    Nothing changes where PyTorch comes without oneDNN, on other devices, or for layers that are
-    subclasses of nn.Linear (quantised ones, adapters).
+    Nothing changes where packing does not work, or for layers that are subclasses of nn.Linear
+    (quantised ones, adapters).
     """
     parameter = next(model.parameters())
-    if parameter.device.type != "cpu" or parameter.dtype not in (torch.float32, torch.bfloat16):
-        return 0
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return 0
-    if not _works(parameter.dtype):
+    if not packing_works(parameter.device, parameter.dtype):
         return 0
     replaced = 0
     for module in list(model.modules()):

@@ -15,6 +15,7 @@ from phasegate.model.attention import DecodeKernels, PackedStep, Piece
 from phasegate.model.fused import fuse
 from phasegate.model.generation import Generation
 from phasegate.model.graphs import DecodeGraphs
+from phasegate.model.host_memory import keep_freed_memory
 from phasegate.model.kv_memory import KVMemory, bytes_per_token
 from phasegate.model.loading import LoadedModel, free_memory
 from phasegate.model.packed_linear import pack_linear_layers, padded_rows
@@ -62,6 +63,8 @@ class TorchRunner:
         self._model = model = loaded.model
         self._device = torch.device(model.device)
         self._on_gpu = self._device.type == "cuda"
+        if not self._on_gpu:
+            keep_freed_memory()
         expected = own_logits(model, loaded.name)
         self._shapes = inspect_model(model, loaded.name)
         fuse(model)
