@@ -6,6 +6,7 @@ snapshot ─► policy.plan ─► scheduler.form ─► runner.run ─► sched
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from phasegate.engine.clock import Clock
 from phasegate.engine.record import Recorder
@@ -13,7 +14,9 @@ from phasegate.engine.step import Batch, Runner
 from phasegate.policy.base import Finished, Policy, Started, StepReport
 from phasegate.scheduler.request import Request, State
 from phasegate.scheduler.scheduler import Scheduler
-from phasegate.workload.source import Source
+
+if TYPE_CHECKING:
+    from phasegate.workload.source import Source
 
 
 class Engine:

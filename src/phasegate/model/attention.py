@@ -242,11 +242,13 @@ def attend_slice(
     if not scores.plain:
         return _attend_in_blocks(q, k, v, before, window, scores)
     if window:
-        return _attend_window(q, k, v, before, window, scores.scale)
+        return _attend_masked(q, k, v, before, window, scores.scale)
     if q.shape[0] == 1 or before == 0:
         return _sdpa(q, k, v, scores.scale, causal=q.shape[0] > 1)
     if q.is_cuda:
-        return _sdpa(q, k, v, scores.scale, mask=causal_lower_right(q.shape[0], total))
+        if q.dtype in (torch.float16, torch.bfloat16):
+            return _sdpa(q, k, v, scores.scale, mask=causal_lower_right(q.shape[0], total))
+        return _attend_masked(q, k, v, before, 0, scores.scale)
     return _attend_in_two_parts(q, k, v, before, scores.scale)
 
 
@@ -292,10 +294,10 @@ def _attend_in_two_parts(
     return torch.lerp(own, past, share).squeeze(0).transpose(0, 1)
 
 
-def _attend_window(
+def _attend_masked(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, before: int, window: int, scale: float
 ) -> torch.Tensor:
-    """Sliding-window attention, in blocks of rows with a small mask each."""
+    """Causal attention within a window (0: none), in blocks of rows with a small mask each."""
     out = []
     for i in range(0, q.shape[0], _ROWS):
         rows = q[i : i + _ROWS]

@@ -30,29 +30,26 @@ def buckets(slots: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """Captured decode iterations of a model on a GPU; captured the first time a size is needed,
-    and from then on replayed."""
+    """Captured decode iterations of a model on a GPU, replayed ever after."""
 
     def __init__(
         self, model: PreTrainedModel, memory: KVMemory, kernels: DecodeKernels, slots: int
     ) -> None:
         self._model, self._memory, self._kernels = model, memory, kernels
         self._sizes = buckets(slots)
-        self._graphs: dict[int, tuple[Any, torch.Tensor]] = {}
+        self._graphs: dict[int, Any] = {}
         self._pool: Any = None
+        self._logits: torch.Tensor | None = None
         self._inputs = torch.zeros(4, slots, dtype=torch.int64, device=model.device)
         self._host = torch.zeros(4, slots, dtype=torch.int64).pin_memory()
+        for size in reversed(self._sizes):  # the largest first: the others share its memory
+            self._graphs[size] = self._capture(size)
 
     def _clear(self, host: npt.NDArray[np.int64], n: int) -> None:
         """Rows from `n` on stand for nobody."""
         host[_IDS, n:] = host[_POSITIONS, n:] = 0
         host[_STARTS, n:] = self._memory.tokens
         host[_LENGTHS, n:] = 1
-
-    def capture_all(self) -> None:
-        """Capture every size now, largest first (the others then share its memory)."""
-        for size in reversed(self._sizes):
-            self._graph(size)
 
     def run(
         self,
@@ -71,17 +68,12 @@ class DecodeGraphs:
         host[_IDS, :n], host[_POSITIONS, :n] = tokens, lengths - 1
         host[_STARTS, :n], host[_LENGTHS, :n] = starts, lengths
         self._clear(host, n)
-        graph, logits = self._graph(next(size for size in self._sizes if size >= n))
         self._inputs.copy_(self._host, non_blocking=True)
-        graph.replay()
-        return logits[:n]
+        self._graphs[next(size for size in self._sizes if size >= n)].replay()
+        assert self._logits is not None
+        return self._logits[:n]
 
-    def _graph(self, size: int) -> tuple[Any, torch.Tensor]:
-        if size not in self._graphs:
-            self._graphs[size] = self._capture(size)
-        return self._graphs[size]
-
-    def _capture(self, size: int) -> tuple[Any, torch.Tensor]:
+    def _capture(self, size: int) -> Any:
         nobody = torch.zeros(self._inputs.shape, dtype=torch.int64)
         self._clear(nobody.numpy(), 0)
         self._inputs.copy_(nobody)  # the forward passes below must not write into a region
@@ -89,14 +81,16 @@ class DecodeGraphs:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # kernels are compiled and chosen outside the capture
             for _ in range(2):
-                self._forward(size)
+                logits = self._forward(size)
         torch.cuda.current_stream().wait_stream(stream)
+        if self._logits is None:  # one place for the results of all sizes: the first is the largest
+            self._logits = torch.empty_like(logits)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._forward(size)
+            self._logits[:size].copy_(self._forward(size))
         if self._pool is None:
             self._pool = graph.pool()
-        return graph, logits
+        return graph
 
     def _forward(self, size: int) -> torch.Tensor:
         x = self._inputs

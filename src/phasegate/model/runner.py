@@ -26,6 +26,9 @@ from phasegate.scheduler.request import Request
 _TIDY_BYTES = {"cpu": 20 << 20, "cuda": 4 << 30}
 """What a device copies in about 5 ms, bytes: the most that compaction moves between iterations."""
 
+_GPU_RESERVE = 2 << 30
+"""Bytes that are never given to the KV cache on a GPU."""
+
 
 class TorchRunner:
     """Runs any mix of prompt slices and decodes in one forward pass over packed tokens.
@@ -89,8 +92,12 @@ class TorchRunner:
     def _fitting_tokens(self, page: int, slots: int) -> int:
         free = free_memory(self._device)
         per_token = bytes_per_token(self._shapes, self._model.dtype)
-        share = 0.9 if self._on_gpu else 0.5
-        room = int(free * share) // per_token if free is not None else 1 << 16
+        if free is None:
+            room = 1 << 16
+        elif self._on_gpu:  # the rest is for activations, logits and captured graphs
+            room = int(min(0.9 * free, free - _GPU_RESERVE)) // per_token
+        else:
+            room = free // 2 // per_token
         longest = -(-self.loaded.max_length // page) * page
         return max(0, min(room, slots * longest)) // page * page
 

@@ -98,7 +98,7 @@ class GpuOps:
         tokens, heads, dim = q.shape
         self._kernels.rotate[(tokens, heads + k.shape[1])](
             q, k, cos, sin, q.stride(0), k.stride(0), heads,
-            HALF=dim // 2, HALF_PADDED=1 << (dim // 2 - 1).bit_length(),
+            HALF=dim // 2, HALF_PADDED=1 << (dim // 2 - 1).bit_length(), num_warps=1,
         )  # fmt: skip
 
     def gate(self, x: torch.Tensor) -> torch.Tensor:
