@@ -4,7 +4,7 @@ One query token per request makes attention a stream over the request's keys and
 PyTorch offers costs a call of 15-25 us per request and layer. This kernel handles all requests
 of a layer in one parallel region, reads keys and values once for all query heads that share
 them, and writes the new token's key and value on the way. It runs on PyTorch's own threads
-(`openmp`). benchmarks/kernels.py compares it with scaled-dot-product attention.
+(`openmp`).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class KVMemory:
     """Keys [kv_heads, tokens + 1, key_dim] and values of every layer.
 
     Heads come first: decode attention streams the tokens of one head, and streams are fastest
-    from consecutive addresses (benchmarks/kernels.py).
+    from consecutive addresses.
 
     The one token more than `tokens` is a place to write to for rows that stand for nobody
     (padding of captured decode graphs).

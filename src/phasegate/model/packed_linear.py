@@ -1,7 +1,7 @@
 """Linear layers with their weights laid out for oneDNN once, instead of at every call.
 
 With few rows (a decode iteration has as many as there are requests) PyTorch's float32 linear
-spends a good part of its time rearranging the weight. benchmarks/kernels.py measures both.
+spends a good part of its time rearranging the weight.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Sampler:
 def _most_likely(logits: torch.Tensor) -> torch.Tensor:
     if logits.is_cuda:
         return logits.argmax(dim=-1)
-    # NumPy's argmax is vectorised; PyTorch's takes over ten times as long (benchmarks/kernels.py).
+    # NumPy's argmax is vectorised, PyTorch's is slow on one row.
     return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
 
 
