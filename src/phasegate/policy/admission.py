@@ -65,6 +65,8 @@ class Admission:
         self._need: list[float] = []  # P(t) of what runs
         self._variance: list[float] = []  # V(t)
         self._heads: list[int] = []
+        self._tokens = 0  # of all of them
+        self._last = 1  # answer when KV last limited it
         self._tightest: float | None = 0.0  # max of P(t) + z*sqrt(V(t)), None: not known yet
         self._most_growth = self._most_spread = 0.0  # of a fresh request: max t*S, t*sqrt(S(1-S))
         self._limited = -1  # the last answer, if KV limited it and nothing has changed since
@@ -80,6 +82,7 @@ class Admission:
         if step.admitted and self._base_tick >= 0:
             self._add(self._heads[: step.admitted])
             del self._heads[: step.admitted]
+            self._tokens = sum(self._heads)
         for started in step.started:
             birth, offset = tick - started.generated, started.context - tick
             cohort = birth // self._width
@@ -133,24 +136,33 @@ class Admission:
         # What does not fit now need not be looked at.
         limit = min(most, int(1.5 * now.kv_free / max(self._monitor.mean_prompt, 1.0)) + 8)
         heads = self._heads = list(now.head(limit))
+        if not heads:
+            return 0
         capacity = now.kv_capacity
         half = (self._page - 1) / 2
+        high = len(heads)
+        self._tokens = sum(heads)
+        total = self._tokens + half * high
+        if self._surely_holds(capacity, high, total, total * (max(heads) + half)):
+            return high
         needs = [need + half for need in heads]
-        high = len(needs)
-        if self._holds(capacity, high, sum(needs), sum(n * n for n in needs)):
+        if self._holds(capacity, high, total, sum(n * n for n in needs)):
             return high
         first = [0.0, *accumulate(needs)]
         second = [0.0, *accumulate(n * n for n in needs)]
-        low = 0
+        low, step = 0, 1
+        guess = min(self._last, high - 1)  # the answer changes little: look around the last one
         while high - low > 1:
-            middle = (low + high) // 2
-            if self._holds(capacity, middle, first[middle], second[middle]):
-                low = middle
+            if self._holds(capacity, guess, first[guess], second[guess]):
+                low = guess
+                guess = min(guess + step, high - 1) if step < high - low else (low + high) // 2
             else:
-                high = middle
+                high = guess
+                guess = max(guess - step, low + 1) if step < high - low else (low + high) // 2
+            step *= 2
         if not low and not now.running:
             low = 1  # alone in the cache a request always fits
-        self._limited = low
+        self._limited = self._last = low
         return low
 
     @property
@@ -160,7 +172,16 @@ class Admission:
 
     def tokens_of(self, count: int) -> int:
         """Prompt tokens of the first `count` requests of the last answer."""
-        return sum(self._heads[:count])
+        return self._tokens if count == len(self._heads) else sum(self._heads[:count])
+
+    def _surely_holds(self, capacity: int, count: int, first: float, second: float) -> bool:
+        """As `_holds`, by an upper bound on what they add anywhere; it costs next to nothing.
+
+        Deviations obey the triangle inequality; `second` may be too large.
+        """
+        spread = math.sqrt(second) + math.sqrt(count) * self._most_spread
+        need = first + count * self._most_growth + self.z * spread
+        return need <= self._slack(capacity)
 
     def _holds(self, capacity: int, count: int, first: float, second: float) -> bool:
         """Whether KV suffices at every horizon with `count` more requests.
@@ -168,10 +189,6 @@ class Admission:
         `first`, `second`: sum of their needs at admission, and of the squares of those.
         """
         z = self.z
-        # An upper bound on what they add anywhere, by the triangle inequality for deviations.
-        spread = math.sqrt(second) + math.sqrt(count) * self._most_spread
-        if first + count * self._most_growth + z * spread <= self._slack(capacity):
-            return True
         for t, s, p, v in zip(self._horizons, self._fresh, self._need, self._variance, strict=True):
             need = p + (first + count * t) * s
             if need > capacity:
@@ -267,7 +284,7 @@ class Admission:
         self._most_spread = max(
             t * math.sqrt(s * (1.0 - s)) for t, s in zip(self._horizons, self._fresh, strict=True)
         )
-        self._every = max(1, min(8, round(monitor.mean_output / 48.0)))
+        self._every = max(1, min(8, round(monitor.mean_output / 32.0)))
 
     def _survives(self, ages: Array, horizons: Array) -> Array:
         """S(a+t)/S(a), one row per horizon and one column per age."""

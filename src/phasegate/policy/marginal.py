@@ -199,6 +199,8 @@ class MarginalRule:
         return int(RESERVE * now.kv_capacity)
 
     def _room(self, now: Snapshot, budget: int, joining: int) -> Room:
+        if not self.targets.limits_slices:
+            return Room(budget, max(budget - now.decoding, 1))
         room = self.targets.room(now, self.cost, budget, joining)
         return Room(max(room.exclusive, FLOOR), max(room.mixed, FLOOR))
 
