@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -131,7 +133,9 @@ def test_overload_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_engine_limits_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
     limits = ["--n", "2", "--kv", "1000", "--page", "1", "--queue-limit", "3"]
-    one = json.loads(run(capsys, *QUICK, "--policy", "mixed", *limits, "--json", "-")[1])["runs"][0]
+    traffic = ["--workload", "prompt=64,output=16", "--rate", "500", "--requests", "40"]
+    arguments = ["simulate", *traffic, "--policy", "mixed", *limits, "--json", "-"]
+    one = json.loads(run(capsys, *arguments)[1])["runs"][0]
     assert one["kv"]["capacity_tokens"] == 1000
     assert one["final"]["n"] == 2
     assert one["requests"]["rejected"] > 0
@@ -155,6 +159,14 @@ def test_engine_limits_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> N
         (["--html", "."], "it is a folder"),
         (["--html", "same", "--json", "same"], "--json and --html both write same"),
         (["--kv", "5", "--page", "16"], "less than one page"),
+        (["--queue-limit", "3"], "--queue-limit 3 has no use in a closed loop"),
+        (["--trace", "x", "--seed", "1"], "--seed 1 has no use: a trace is replayed as it is"),
+        (["--policy", "exclusive:k=300"], "k=300 is more than the engine's 256 slots"),
+        (["--policy", "mixed:token_budget=9000"], "more than the engine's 8192 tokens"),
+        (["--json", "/proc/a.json"], "cannot write /proc/a.json"),
+        (["--json", "a" * 300], "File name too long"),
+        (["--bogus"], "No such option: --bogus; see phasegate simulate --help"),
+        (["--seed", "x"], "Invalid value for '--seed'"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(
@@ -171,6 +183,48 @@ def test_wrong_input_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize("arguments", [["simulate", "--n", "0"], ["simulate", "--foo"], ["gate"]])
 def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert run(capsys, *arguments)[0] == 2
+
+
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("option", ["--json", "--html"])
+@pytest.mark.parametrize("source", ["trace", "profile", "lengths"])
+def test_a_result_never_overwrites_an_input(
+    capsys: pytest.CaptureFixture[str],
+    trace: str,
+    tmp_path: Path,
+    source: str,
+    option: str,
+    link: bool,
+) -> None:
+    file = Path(trace) if source == "trace" else tmp_path / "input"
+    if source == "trace":
+        arguments = ["--trace", trace]
+    elif source == "profile":
+        file.write_text(run(capsys, "profile", "show", "h200/qwen3-8b", "--json")[1])
+        arguments = ["--profile", str(file)]
+    else:
+        file.write_text("1\n2\n")
+        workload = f"prompt=8,output_dist=empirical:{file}"
+        arguments = ["--workload", workload, "--concurrency", "2"]
+    before = file.read_bytes()
+    target = file
+    if link:
+        target = tmp_path / "link"
+        target.symlink_to(file)
+    code, _, err = run(capsys, "simulate", *arguments, option, str(target))
+    assert (code, err) == (
+        2,
+        f"phasegate: {option} would overwrite {file}, an input; name another file\n",
+    )
+    assert file.read_bytes() == before
+
+
+def test_a_console_without_the_characters_gets_others() -> None:
+    arguments = [sys.executable, "-m", "phasegate", *QUICK, "--policy", "mixed"]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(arguments, env=ascii_only, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"mixed serves" in done.stdout
 
 
 def test_a_crash_names_the_policy_and_leaves_no_file(

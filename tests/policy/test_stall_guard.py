@@ -37,6 +37,16 @@ def test_without_the_guard_the_whole_refill_is_waited_for() -> None:
     assert values.max() > 10.0
 
 
+@pytest.mark.parametrize("spec", ["exclusive:k=1", "auto"])
+def test_no_patience_at_all_alternates_and_starves_nobody(spec: str) -> None:
+    """With max_stall=0 every prefill iteration is followed by a decode iteration, and new
+    prompts still get in."""
+    run = burst(f"{spec}{',' if ':' in spec else ':'}max_stall=0")
+    values, _ = run.itl()
+    assert values.max() <= 2 * LONGEST_PREFILL
+    assert run.requests["first_token"].max() < 0.9 * run.requests["end"].max()
+
+
 def test_phases_stay_exclusive() -> None:
     kinds = burst("exclusive:k=1,max_stall=0.5").iterations["kind"]
     assert set(kinds.tolist()) == {0.0, 1.0}

@@ -30,7 +30,7 @@ def test_durations_carry_the_unit_that_reads_best() -> None:
 
 
 def test_unknown_values_are_a_dash() -> None:
-    assert show(None, "seconds") == "–"
+    assert show(None, "seconds") == "-"
 
 
 def test_every_metric_can_be_read() -> None:

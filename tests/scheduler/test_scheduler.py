@@ -283,8 +283,16 @@ class TestAbort:
         assert s.kv.used_pages == 17
 
 
+def test_free_slots_are_no_waiting_room() -> None:
+    """Requests that find a slot wait only for the next iteration to begin."""
+    s = scheduler(slots=2, queue_limit=1)
+    submit(s, Request(0, 5, 5), Request(1, 5, 5), Request(2, 5, 5))
+    assert not s.submit(Request(3, 5, 5), 0.0)
+
+
 def test_a_full_queue_rejects_at_once_and_loses_nothing() -> None:
     s = scheduler(queue_limit=2)
+    s.capacity = 0  # no slot is free
     submit(s, Request(0, 5, 5), Request(1, 5, 5))
     refused = Request(2, 5, 5)
     assert not s.submit(refused, 1.0)

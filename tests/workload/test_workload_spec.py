@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from phasegate.errors import WorkloadError
 from phasegate.workload.phase import LongPrompts, Phase, PriorityClass
-from phasegate.workload.spec import WorkloadSpec
+from phasegate.workload.spec import DEFAULT_REQUESTS, WorkloadSpec
 
 parse = WorkloadSpec.parse
 
@@ -157,7 +157,7 @@ def test_resolve_fills_in_what_the_spec_leaves_open():
     assert str(spec.resolve(concurrency=16, requests=100)) == (
         f"{OK},requests=30,concurrency=16;{OK},requests=70,concurrency=16"
     )
-    assert spec.resolve(rate=2.0).phases[1].requests == 1000
+    assert spec.resolve(rate=2.0).phases[1].requests == DEFAULT_REQUESTS
     assert [p.rate for p in spec.resolve(rate=2.0).phases] == [2.0, 2.0]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -24,6 +25,8 @@ app.command("bench")(bench.command)
 app.command("calibrate")(calibrate.command)
 app.add_typer(profile.app, name="profile")
 app.command("policies")(policies.command)
+
+_UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])  # typer does not export it
 
 
 def _print_version(wanted: bool) -> None:
@@ -49,8 +52,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     1 anything unexpected.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a console that lacks a character gets a "?"
     try:
-        app(words, prog_name="phasegate", obj=words)  # obj: reports name the command that made them
+        # obj: reports name the command that made them
+        code = app(words, prog_name="phasegate", obj=words, standalone_mode=False)
     except InputError as error:
         print(f"phasegate: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except _UsageError as error:
+        print(_usage(error), file=sys.stderr)
+        raise SystemExit(2) from None
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _usage(error: Exception) -> str:
+    """One line about words that typer did not understand; the help where there were none."""
+    message = str(error.format_message())  # type: ignore[attr-defined]
+    context = getattr(error, "ctx", None)
+    if context is None or type(error).__name__ == "NoArgsIsHelpError":
+        return message
+    line = " ".join(message.split()).rstrip(".")
+    return f"phasegate: {line}; see {context.command_path} --help"

@@ -37,7 +37,7 @@ from phasegate.cli.engine_options import (
     ThreadsOption,
 )
 from phasegate.cli.traffic import Traffic
-from phasegate.cost.profile import Profile, load_profile
+from phasegate.cost.profile import Profile, load_profile, profile_file
 from phasegate.engine.record import RunRecord
 from phasegate.engine.simulate import simulate
 from phasegate.policy.spec import build_policy, parse_spec
@@ -97,8 +97,11 @@ def command(
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(help="Seed of traffic and prompts.", min=0, rich_help_panel=_TRAFFIC)
-    ] = 0,
+        int | None,
+        typer.Option(
+            help="Seed of traffic and prompts.", show_default="0", min=0, rich_help_panel=_TRAFFIC
+        ),
+    ] = None,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
@@ -123,8 +126,8 @@ def command(
     With no traffic options: a small conversation-like workload, as many requests in flight as
     there are slots.
     """
-    check_outputs(json, html)
     traffic = _traffic(workload, trace, concurrency, rate, rate_scale, requests, seed, n)
+    check_outputs(json, html, [*traffic.files, profile_file(profile), Path(model or "demo")])
     table = traffic.table()
     costs = load_profile(profile) if profile is not None else None
     specs = policy or list(DEFAULT_POLICIES)
@@ -162,7 +165,7 @@ def command(
             built,
             limits,
             profile=device_profile.name,
-            seed=seed,
+            seed=seed or 0,
             progress=advance,
         )
 
@@ -195,7 +198,7 @@ def _traffic(
     rate: float | None,
     rate_scale: float | None,
     requests: int | None,
-    seed: int,
+    seed: int | None,
     slots: int,
 ) -> Traffic:
     """The traffic options, with what is small enough for this machine where nothing is said."""

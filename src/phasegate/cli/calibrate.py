@@ -27,7 +27,7 @@ from phasegate.cli.engine_options import (
     ThreadsOption,
 )
 from phasegate.cost.profile import Profile
-from phasegate.files import check_writable
+from phasegate.files import check_apart, check_writable
 
 
 def command(
@@ -51,6 +51,7 @@ def command(
     The profile works wherever a profile is asked for: simulate, bench, and inside vLLM.
     """
     check_writable(out)
+    check_apart({"--out": out}, [Path(model or "demo")])
     options = EngineOptions(model, device, dtype, threads, n, token_budget, kv, page)
     console = Console(highlight=False)
     profile, fit = measured_profile(options, time_limit)

@@ -17,9 +17,10 @@ from phasegate.cost.model import CostModel
 from phasegate.cost.profile import Profile
 from phasegate.engine.record import RunRecord
 from phasegate.errors import InputError
-from phasegate.files import check_writable, write_atomic
-from phasegate.policy.spec import build_policy
+from phasegate.files import check_apart, check_writable, write_atomic
+from phasegate.policy.spec import build_policy, check_within
 from phasegate.report.html import Context, render
+from phasegate.report.metrics import count
 from phasegate.report.series import run_series
 from phasegate.report.summary import RunSummary, summarise, to_json
 from phasegate.report.table import print_table
@@ -31,22 +32,23 @@ RunOne = Callable[[str, Callable[[int], None]], RunRecord]
 """Run one policy spec; the second argument takes the number of requests that ended since."""
 
 
-def check_outputs(json: Path | None, html: Path | None) -> None:
-    """Say before the work, not after it, that a result cannot be written."""
+def check_outputs(json: Path | None, html: Path | None, inputs: Sequence[Path | None]) -> None:
+    """Say before the work, not after it, that a result cannot be written, or would overwrite
+    one of the files that are read. Raises InputError."""
     json = None if json == STDOUT else json
     if html == STDOUT:
         raise InputError("--html - is not possible, the page is a file; give it a name")
-    wanted = [path for path in (json, html) if path is not None]
-    for path in wanted:
-        check_writable(path)
-    if len({path.resolve() for path in wanted}) < len(wanted):
-        raise InputError(f"--json and --html both write {wanted[0]}; give two names")
+    for path in (json, html):
+        if path is not None:
+            check_writable(path)
+    check_apart({"--json": json, "--html": html}, inputs)
 
 
 def check_policies(specs: Sequence[str], cost: CostModel, limits: Limits) -> None:
     """Say before the work that a policy cannot be built. Raises InputError."""
     for i, spec in enumerate(specs):
         build_policy(spec, cost, limits)
+        check_within(spec, limits)
         if spec in specs[:i]:
             raise InputError(f"--policy {spec} is given twice; once is enough")
 
@@ -57,12 +59,26 @@ def introduce(
     """What is simulated."""
     lines = [
         f"{device.model} on {device.device}, costs {device.provenance.how} ({device.name})",
-        f"{limits.slots:,} slots, {limits.token_budget:,} tokens per iteration, "
+        f"{_slots(limits)}, {limits.token_budget:,} tokens per iteration, "
         f"{limits.kv_capacity:,} tokens of KV cache",
         *about_traffic,
     ]
     for line in lines:
         console.print(Text(line, style="dim"))
+
+
+def tell_defaults(console: Console, options: Sequence[str], policies: Sequence[str]) -> None:
+    """What of it nobody asked for: options and policies that stand in for missing ones."""
+    words = [*options, *(f"--policy {spec}" for spec in policies)]
+    if words:
+        console.print(Text(f"by default: {' '.join(words)}", style="yellow"))
+
+
+def _slots(limits: Limits) -> str:
+    text = count(limits.running, "slot")
+    if limits.running < limits.slots:
+        text += f" (not {limits.slots:,}: each needs a token of an iteration)"
+    return text
 
 
 def run_all(

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from phasegate.cost.presets import PRESETS
 from phasegate.cost.profile import Profile, load_profile
-from phasegate.report.metrics import duration
+from phasegate.report.metrics import count, duration
 
 app = typer.Typer(no_args_is_help=True, help="List, show and check profiles of devices.")
 
@@ -102,6 +102,6 @@ def _iterations(profile: Profile) -> dict[str, str]:
     mixed = cost.seconds(chunk, attention, requests, requests * context)
     return {
         "prefill": f"{duration(alone)} for {chunk:,} prompt tokens alone",
-        "decode": f"{duration(decode)} for {requests} requests at context {context:,}",
+        "decode": f"{duration(decode)} for {count(requests, 'request')} at context {context:,}",
         "mixed": f"{duration(mixed)} for both in one iteration",
     }

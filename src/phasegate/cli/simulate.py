@@ -19,16 +19,15 @@ from phasegate.cli.comparison import (
     introduce,
     present,
     run_all,
+    tell_defaults,
 )
 from phasegate.cli.traffic import (
-    DEFAULT_CONCURRENCY,
-    DEFAULT_REQUESTS,
     DEFAULT_WORKLOAD,
     Traffic,
 )
 from phasegate.cost.model import CostModel
 from phasegate.cost.presets import DEFAULT_PRESET
-from phasegate.cost.profile import load_profile
+from phasegate.cost.profile import load_profile, profile_file
 from phasegate.engine.moment import ExplainingPolicy, explain_at
 from phasegate.engine.record import RunRecord
 from phasegate.engine.simulate import simulate
@@ -83,8 +82,11 @@ def command(
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(help="Seed of synthetic traffic.", min=0, rich_help_panel=_TRAFFIC)
-    ] = 0,
+        int | None,
+        typer.Option(
+            help="Seed of synthetic traffic.", show_default="0", min=0, rich_help_panel=_TRAFFIC
+        ),
+    ] = None,
     n: Annotated[
         int,
         typer.Option("--n", help="Slots: most running requests.", min=1, rich_help_panel=_ENGINE),
@@ -131,9 +133,9 @@ def command(
 
     With no traffic options: 512-token prompts, 256-token answers, 256 requests in flight.
     """
-    check_outputs(json, html)
     traffic = Traffic(workload, trace, concurrency, rate, rate_scale, requests, seed)
-    traffic.check()
+    traffic.check(queue_limit)
+    check_outputs(json, html, [*traffic.files, profile_file(profile)])
     device = load_profile(profile or DEFAULT_PRESET)
     cost = device.cost_model()
     limits = Limits(
@@ -155,8 +157,8 @@ def command(
     if trace is not None:
         about_traffic[0] = f"{table.label}: {about_traffic[0]}"
     introduce(console, device, limits, about_traffic)
-    if profile is None or traffic.is_default:
-        _tell_defaults(console, profile is None, traffic)
+    options = [] if profile else [f"--profile {DEFAULT_PRESET}"]
+    tell_defaults(console, [*options, *traffic.defaults], () if policy else specs)
 
     def run_one(spec: str, advance: Callable[[int], None]) -> RunRecord:
         return simulate(
@@ -182,15 +184,3 @@ def command(
 
 def _explains(spec: str, cost: CostModel, limits: Limits) -> bool:
     return isinstance(build_policy(spec, cost, limits), ExplainingPolicy)
-
-
-def _tell_defaults(console: Console, profile: bool, traffic: Traffic) -> None:
-    """What of it nobody asked for."""
-    options = [f"--profile {DEFAULT_PRESET}"] if profile else []
-    if traffic.is_default:
-        options.append(f"--workload {DEFAULT_WORKLOAD}")
-        if traffic.concurrency is None and traffic.rate is None:
-            options.append(f"--concurrency {DEFAULT_CONCURRENCY}")
-        if traffic.requests is None:
-            options.append(f"--requests {DEFAULT_REQUESTS}")
-    console.print(Text(f"by default: {' '.join(options)}", style="yellow"))

@@ -177,6 +177,11 @@ def load_profile(name_or_path: str | Path) -> Profile:
     return parse_profile(text, name)
 
 
+def profile_file(name_or_path: str | Path | None) -> Path | None:
+    """The file that `load_profile` would read; None for a preset, or for nothing at all."""
+    return None if name_or_path is None or str(name_or_path) in PRESETS else Path(name_or_path)
+
+
 def parse_profile(text: str, origin: str) -> Profile:
     """The profile in a JSON text; `origin` names it in errors. Raises ProfileError."""
     where = f"profile {origin}"

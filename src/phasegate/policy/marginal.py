@@ -179,7 +179,8 @@ class MarginalRule:
         targets, chunk = self.targets, self._options.chunk
         if not targets.limits_slices:
             if phase.exclusive:
-                if now.decoding and self._seconds_without_decode >= self._options.max_stall:
+                waited = self._seconds_without_decode
+                if now.decoding and waited and waited >= self._options.max_stall:
                     return Plan(True, 0, 0, n)
                 return Plan(False, phase.quota, phase.first or budget, n, chunk)
             tokens = phase.first or max(budget - now.decoding, 1)

@@ -21,7 +21,7 @@ class ExclusivePhases:
     It admits min(q, N-n) requests and prefills them to their end. If KV stops it short, "k free"
     is measured against the number that did fit, until a refill is not stopped any more. A long
     refill is interrupted by one decode iteration whenever those that decode have waited for
-    `max_stall`.
+    `max_stall` at the end of a prefill iteration.
     """
 
     def __init__(self, options: Options) -> None:
@@ -29,7 +29,8 @@ class ExclusivePhases:
         self._quota = 0  # requests that the current refill may still admit
         self._held = Held()
         self._fit = UNLIMITED  # running requests when KV last stopped a refill
-        self._stalled_since = 0.0  # those that decode wait for a token since then
+        self._stalled_since = 0.0  # those that decode wait for a token since then ...
+        self._stalled = False  # ... because of a prefill iteration
 
     def plan(
         self, now: Snapshot, k: int, n: int, of: int | None = None, patience: float = NEVER
@@ -52,7 +53,7 @@ class ExclusivePhases:
 
         if not now.decoding:
             self._stalled_since = now.now
-        elif now.prefilling and now.now >= self._stalled_since + options.max_stall:
+        elif now.prefilling and self._stalled and self._waited(now) >= options.max_stall:
             return Plan(True, 0, 0, n)
         if now.prefilling or (self._quota > 0 and can_admit and room > 0):
             admit = max(min(self._quota, room), 1 if now.urgent else 0)
@@ -92,12 +93,17 @@ class ExclusivePhases:
         self._held.note(now.now, free)
         return now.now >= self._held.end(self._options.max_hold, together)
 
+    def _waited(self, now: Snapshot) -> float:
+        """Seconds since those that decode got their last token."""
+        return now.now - self._stalled_since
+
     def _fits(self, now: Snapshot) -> bool:
         """Whether KV has room for the head of the queue (alone it always fits)."""
         return not now.running or now.head(1)[0] <= now.kv_free
 
     def observe(self, step: StepReport) -> None:
         """Follow what was admitted, where KV stopped it, and when there were tokens."""
+        self._stalled = not step.decodes
         if step.decodes:
             self._stalled_since = step.end
         if step.admitted:

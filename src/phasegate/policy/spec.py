@@ -117,7 +117,8 @@ SHARED = {
 }
 _STALL = {
     "max_stall": Option(
-        "longest time a refill leaves decoding requests without a token, seconds, or none",
+        "seconds after which a refill lets those that decode go on, once its current iteration has "
+        "ended, or none",
         f"{MAX_STALL:g}",
         _seconds,
     )
@@ -317,6 +318,23 @@ def parse_spec(spec: str) -> tuple[str, Values]:
                 f"policy {spec!r}: {key}={text} {reason} ({options[key].help})"
             ) from None
     return name, values
+
+
+def check_within(spec: str, limits: Limits) -> None:
+    """Raise PolicyError if a spec asks for more than the engine has. `build_policy` takes what
+    there is; a person who asks for more is mistaken about one of the two."""
+    values = parse_spec(spec)[1]
+    for option, most, what in (
+        ("n", limits.running, "slots"),
+        ("k", limits.running, "slots"),
+        ("token_budget", limits.token_budget, "tokens per iteration"),
+    ):
+        value = values.get(option, 0)
+        if isinstance(value, int) and value > most:
+            raise PolicyError(
+                f"policy {spec!r}: {option}={value} is more than the engine's {most} {what}; "
+                f"lower {option} or give the engine more"
+            )
 
 
 def build_policy(spec: str, cost: CostModel | None, limits: Limits) -> Policy:

@@ -189,7 +189,7 @@ def _bars(runs: Sequence[RunSummary]) -> str:
         for i, run in enumerate(runs):
             value, more = main.read(run), extra.read(run)
             if value is None or more is None:
-                label, tracks = "–", ""
+                label, tracks = "-", ""
             elif latency:
                 label = f"{duration(value)} <small>P99 {duration(more)}</small>"
                 tracks = _track(more, scale, "pale") + _track(value, scale)

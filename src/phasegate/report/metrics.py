@@ -80,9 +80,9 @@ def in_seconds(values: Sequence[float | None]) -> bool:
 
 
 def show(value: Any, kind: Kind, seconds: bool = True) -> str:
-    """A value as text without its unit; `seconds` False shows times in ms. "–" for None."""
+    """A value as text without its unit; `seconds` False shows times in ms. "-" for None."""
     if value is None:
-        return "–"
+        return "-"
     if kind == "text":
         return str(value)
     if kind == "count":
@@ -106,6 +106,11 @@ def figures(value: float) -> str:
 def duration(seconds: float) -> str:
     """A time with its unit: ms below 1 s, s above."""
     return f"{figures(seconds)} s" if seconds >= 1 else f"{figures(seconds * 1000)} ms"
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun: 1 request, 2,000 requests."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def best_runs(metric: Metric, runs: Sequence[RunSummary]) -> set[int]:

@@ -91,7 +91,7 @@ def _kv_peak(run: RunSummary) -> str:
 
 def _k_and_n(run: RunSummary) -> str:
     k, n = run["final"]["k"], run["final"]["n"]
-    return f"{'–' if k is None else k}/{'–' if n is None else n}"
+    return f"{'-' if k is None else k}/{'-' if n is None else n}"
 
 
 def _broken(policy: str) -> str:

@@ -127,7 +127,8 @@ def _caveats(run: RunSummary) -> str:
     text = ""
     for word, count in (("rejected", requests["rejected"]), ("aborted", requests["aborted"])):
         if count:
-            text += f" {count:,} of {requests['submitted']:,} requests were {word}."
+            were = "was" if count == 1 else "were"
+            text += f" {count:,} of {requests['submitted']:,} requests {were} {word}."
     if run["preemptions"] > 0.01 * requests["submitted"]:
         text += f" It preempted {run['preemptions']:,} times: the KV cache is short."
     return text
@@ -135,7 +136,11 @@ def _caveats(run: RunSummary) -> str:
 
 def _overload(best: RunSummary, offered: float | None) -> str:
     """Says so when the queue grows without end: then latencies tell the length of the run."""
-    if offered is None or _throughput(best) > _KEEPS_UP * offered:
+    if offered is None:
+        return ""
+    requests = best["requests"]
+    accepted = offered * (1 - requests["rejected"] / requests["submitted"])
+    if _throughput(best) > _KEEPS_UP * accepted:
         return ""
     return (
         f" Overload: {figures(offered)} requests/s arrive, more than are served; the queue and "

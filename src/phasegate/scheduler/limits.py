@@ -17,7 +17,8 @@ class Limits:
         slots: the most requests that run at once.
         token_budget: the most tokens (prompt tokens + decodes) in one iteration.
         page: KV is handed out in pages of so many tokens (1: token-accurate).
-        queue_limit: requests beyond so many waiting ones are rejected at arrival (None: no limit).
+        queue_limit: a request is rejected at arrival if so many wait already, beyond those for whom
+            slots are free (None: no limit).
         order: "fcfs", or "priority" (smaller first, with ageing).
         ageing: seconds of waiting that make up for one step of priority.
     """

@@ -87,7 +87,7 @@ class Scheduler:
             request.reason = (
                 f"prompt {request.prompt} and max_tokens {request.max_tokens} must be at least 1"
             )
-        elif limit is not None and len(self.queue) >= limit:
+        elif limit is not None and len(self.queue) >= limit + self._free_slots():
             request.reason = f"{limit} requests are waiting already (queue_limit); retry later"
         else:
             request.state = State.WAITING
@@ -99,6 +99,10 @@ class Scheduler:
         request.state = State.REJECTED
         request.finished_at = now
         return False
+
+    def _free_slots(self) -> int:
+        """Slots for requests that are in the queue only because no iteration has begun since."""
+        return 0 if self.kv_blocked else max(0, self.capacity - self.running)
 
     def abort(self, request_id: int, now: float) -> Request | None:
         """Drop a request in whatever state it is; returns it, or None if it has ended already."""

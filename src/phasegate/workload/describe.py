@@ -48,7 +48,8 @@ class WorkloadStats(NamedTuple):
     concurrency: tuple[int, int] | None
 
     def __str__(self) -> str:
-        lines = [f"{self.requests:,} requests{self._traffic()}"]
+        plural = "" if self.requests == 1 else "s"
+        lines = [f"{self.requests:,} request{plural}{self._traffic()}"]
         lines += [f"prompt tokens: {self.prompt}", f"output tokens: {self.output}"]
         return "\n".join(lines)
 

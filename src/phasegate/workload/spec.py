@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
+from pathlib import Path
 
 from phasegate.errors import WorkloadError
 from phasegate.workload.phase import MAX_REQUESTS, Phase, value_text
 
-DEFAULT_REQUESTS = 1000
+DEFAULT_REQUESTS = 2000
 """Requests of a run when nobody says how many."""
 
 MAX_MESSAGE = 400
@@ -102,6 +103,18 @@ class WorkloadSpec:
             for phase, open_ in zip(self.phases, silent, strict=True)
         ]
         return WorkloadSpec(tuple(_share_out(phases, requests)))
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that its length laws are read from."""
+        laws = [law for phase in self.phases for law in (phase.prompt_dist, phase.output_dist)]
+        parts = [law.partition(":") for law in laws]
+        return [Path(file) for name, _, file in parts if name == "empirical"]
+
+    @property
+    def closed(self) -> bool:
+        """Whether requests come when others end (a resolved workload; one kind throughout)."""
+        return self.phases[0].concurrency is not None
 
     @property
     def label(self) -> str:
