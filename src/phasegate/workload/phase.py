@@ -259,4 +259,7 @@ def _explain(error: ValidationError, values: dict[str, Any]) -> str:
         "less_than_equal": "has to be at most {le:.0f}",
     }
     reason = reasons.get(first["type"], first["msg"].lower()).format(**limits)
-    return f"{key}={str(values.get(key))[:60]}: {reason}"
+    value = str(values.get(key))
+    if value.lower() == "nan":
+        reason = reasons["float_parsing"]
+    return f"{key}={value[:60]}: {reason}"
