@@ -59,6 +59,7 @@ class CheckedEngine(Engine):
     Args:
         exclusive: no iteration may hold prefill and decode (I8).
         max_hold: the head of the queue may be held back so long although it has room (I5).
+        whatever_n: the engine's slots count as room, also those beyond the N of the policy.
 
     Attributes:
         books: the second set of books, by request id.
@@ -77,6 +78,7 @@ class CheckedEngine(Engine):
         *,
         exclusive: bool = False,
         max_hold: float = math.inf,
+        whatever_n: bool = False,
     ) -> None:
         super().__init__(
             _PolicyProbe(policy, self), scheduler, _RunnerProbe(runner, self), clock, recorder
@@ -84,6 +86,7 @@ class CheckedEngine(Engine):
         self.on_end = self._note_end
         self._and_then = on_end
         self.exclusive, self.max_hold = exclusive, max_hold
+        self.whatever_n = whatever_n
         self.books: dict[int, Page] = {}
         self.token_times: dict[int, list[float]] = {}
         self.preemptions = 0
@@ -289,7 +292,9 @@ class CheckedEngine(Engine):
     def _check_hold(self, batch: Batch) -> None:
         """I5. Hold: nothing is prefilled although the head of the queue has a slot and KV."""
         head = self._head_with_room
-        slot = self.scheduler.running < self.scheduler.capacity
+        scheduler = self.scheduler
+        n = scheduler.limits.running if self.whatever_n else scheduler.capacity
+        slot = scheduler.running < n
         if head is None or batch.prefill or not slot:
             self._held = None
         elif self._held is None or self._held[0] != head:
@@ -403,6 +408,7 @@ def checked_simulation(
     *,
     exclusive: bool = False,
     max_hold: float = math.inf,
+    whatever_n: bool = False,
 ) -> CheckedEngine:
     """A checked engine in virtual time with a recorder, ready for requests."""
     return CheckedEngine(
@@ -413,6 +419,7 @@ def checked_simulation(
         Recorder(),
         exclusive=exclusive,
         max_hold=max_hold,
+        whatever_n=whatever_n,
     )
 
 

@@ -179,6 +179,35 @@ def test_every_policy_on_small_machines(spec: str, limits: Limits, traffic: Traf
     drive(checked(spec, limits), traffic)
 
 
+@pytest.mark.parametrize("itl", [0.021, 0.03, 0.05])
+@fuzzed
+@given(traffic=traffics(), slots=st.integers(2, 8), budget=st.sampled_from((8, 50, 1000)))
+def test_latency_targets_hold_nobody_back_for_long(
+    itl: float, traffic: Traffic, slots: int, budget: int
+) -> None:
+    """With KV for all and a free slot, the head of the queue starts after `max_hold` at the
+    latest, also where the target leaves hardly any time for prefill."""
+    limits = Limits(1_000_000, slots, budget)
+    policy = build_policy(f"auto:itl={itl},max_hold=0.2", COST, limits)
+    drive(checked_simulation(policy, limits, COST, max_hold=0.2, whatever_n=True), traffic)
+
+
+@pytest.mark.parametrize("itl", [0.03, 0.05])
+def test_latency_targets_hold_nobody_back_for_long_in_overload(itl: float) -> None:
+    """Hundreds of requests, more than slices can feed."""
+    rng = random.Random(5)
+    limits = Limits(1_000_000, 64, 500)
+    requests = []
+    clock = 0.0
+    for i in range(300):
+        clock += rng.expovariate(20.0)
+        output = 1 + int(rng.expovariate(1 / 40))
+        requests.append(Request(i, rng.randrange(1, 300), 400, clock, 0, output))
+    policy = build_policy(f"auto:itl={itl},max_hold=0.2", COST, limits)
+    engine = checked_simulation(policy, limits, COST, max_hold=0.2, whatever_n=True)
+    drive(engine, Traffic(requests))
+
+
 @fuzzed
 @given(limits=limits(), traffic=traffics(), answers=st.lists(plans, min_size=1, max_size=8))
 def test_any_sequence_of_plans(limits: Limits, traffic: Traffic, answers: list[Plan]) -> None:

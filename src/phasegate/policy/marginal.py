@@ -217,6 +217,22 @@ class MarginalRule:
             self.targets.limits_slices,
         )
 
+    def _fit(self, now: Snapshot, n: int) -> int:
+        """How many waiting requests may start now. Latency targets may say none although one has
+        a slot and KV: it starts all the same when it has been held for `max_hold` (I5)."""
+        fit = could = 0
+        if now.waiting and not now.kv_blocked and now.running < n:
+            room = self._fed(now, n) - now.running
+            could = self.admission.fit(now, max(room, 1))
+            fit = could if room > 0 else 0
+        if not could:
+            self._held_since = NEVER
+        else:
+            self._held_since = min(self._held_since, now.now)
+            if not fit and now.now - self._held_since >= self._hold(False):
+                fit = 1
+        return fit
+
     def _fed(self, now: Snapshot, n: int) -> int:
         """N, or how many requests slices can feed with prompts if that is less."""
         if not self.targets.limits_slices or not now.running:
@@ -230,11 +246,11 @@ class MarginalRule:
 
     def _extend(self, phase: _Phase, now: Snapshot, n: int, budget: int) -> None:
         """While slices go on anyway, whoever fits may join them."""
-        n = self._fed(now, n)
-        if not now.prefilling or not now.waiting or now.kv_blocked or now.running >= n:
+        if not now.prefilling:
             return
-        phase.quota = self.admission.fit(now, n - now.running)
+        phase.quota = self._fit(now, n)
         if phase.quota:
+            self._held_since = NEVER
             phase.then = phase.exclusive = self._cheaper(now, budget).is_exclusive
 
     def _decide(self, now: Snapshot, n: int, budget: int) -> Plan:
@@ -251,17 +267,16 @@ class MarginalRule:
         running, waiting = now.running, now.waiting
         context = now.context_tokens
         mean_context = context / running if running else monitor.mean_prompt
-        n = self._fed(now, n)
-        fit = 0
-        if waiting and not now.kv_blocked and running < n:
-            fit = self.admission.fit(now, n - running)
+        fit = self._fit(now, n)
         if now.urgent and not now.kv_blocked:
             fit = max(fit, 1)
         if fit <= 0:
-            blocked = "KV" if waiting and running < n else "slots"
+            blocked = "slots" if running >= n else "KV"
+            if self._held_since < NEVER:
+                blocked = "slices: with more requests they could not keep the ITL target"
             reason = f"waiting for {blocked}" if waiting else "nobody waits"
             self.choice = Choice(now.now, "decode", reason, waiting, running, context=context)
-            self._held_since = NEVER
+            self._review_at = self._held_since + self._hold(False)
             return self._decode_plan()
 
         tokens = self.admission.tokens_of(fit)
