@@ -37,8 +37,11 @@ def transformers(model: str, dtype: str, threads: int, slots: int) -> Serve:
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
+    from transformers.generation.continuous_batching import cache
 
     torch.set_num_threads(threads)
+    # Without psutil it believes that a CPU has no memory, and gives up.
+    cache.get_device_and_memory_breakdown = lambda: (torch.device("cpu"), 8 << 30, 0, 0)
     # Block sharing (prefix caching) off: prompts are served afresh, as by the other engines.
     batching = ContinuousBatchingConfig(
         num_blocks=slots * 3, max_batch_tokens=2048, allow_block_sharing=False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -45,7 +47,20 @@ def test_policies(script, capsys, monkeypatch):
 
 def test_open_loop(script, capsys):
     script("open_loop").main(["--quick", "--requests", "30", "--processes", "1"])
-    assert "30 %, `threshold`" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "30 %, `threshold`" in text
+    assert "95 % load: mean TTFT of `auto` against `mixed`" in text
+
+
+def test_slo(script, capsys, tmp_path):
+    slo = script("slo")
+    fixed = tmp_path / "fixed.json"
+    slo.main(["--quick", "--requests", "60", "--processes", "1", "--fixed", str(fixed)])
+    first = capsys.readouterr().out
+    assert "| h200 conversation, 100 ms |" in first
+    slo.main(["--quick", "--requests", "60", "--processes", "1", "--fixed", str(fixed)])
+    rows = [line for line in first.splitlines() if line.startswith("|")]
+    assert rows == [x for x in capsys.readouterr().out.splitlines() if x.startswith("|")]
 
 
 def test_traces(script, capsys):
@@ -81,3 +96,24 @@ def test_publish_replaces_its_own_section_only(script, tmp_path, monkeypatch, ca
     assert written.count("second") == 2
     assert "prose\n\n## b\n" in written
     assert "`python benchmarks/a.py`" in written
+
+
+def test_gpu_at_toy_size(script, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("torch")
+    gpu = script("gpu")
+    toy = dataclasses.replace(gpu.TOY, calibrate=0.05, run=0.05)
+    monkeypatch.setattr(gpu, "TOY", toy)
+    assert gpu.main(["--toy", "--out", str(tmp_path / "gpu.json")]) == 0
+    results = json.loads((tmp_path / "gpu.json").read_text())
+    assert results.keys() >= {"alpha_d", "kappa at 64", "kappa at 512", "MB", "EB", "hybrid"}
+    assert "| hybrid |" in capsys.readouterr().out
+
+
+def test_gpu_measures_nothing_with_a_wrong_kernel(script, capsys, monkeypatch):
+    pytest.importorskip("torch")
+    gpu = script("gpu")
+    monkeypatch.setattr(gpu, "kernel_error", lambda size: 0.5)
+    assert gpu.main(["--toy"]) == 1
+    text = capsys.readouterr().out
+    assert "kernel check failed" in text
+    assert "alpha_d" not in text

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from phasegate.model.attention import Scores, attend_slice
+from phasegate.model.attention import DecodeKernels, Scores, attend_slice
 from phasegate.model.cpu_attention import decode_kernel
+from phasegate.model.gpu_attention import block_tokens
 from phasegate.model.kv_memory import KVMemory, LayerShape
 from phasegate.scheduler.arena import Move
 
@@ -88,6 +89,24 @@ def test_the_cpu_kernel(
                 q[row : row + 1].float(), k, v, n - 1, Scores(SCALE, window=window)
             )
             torch.testing.assert_close(out[row].double(), one[0], atol=tolerance, rtol=0)
+
+
+def test_layers_without_a_kernel_are_known_before_anything_runs() -> None:
+    """Their decodes ask the host where to read, which a captured graph cannot."""
+    plain, capped = LayerShape(6, 2, 16, 16), LayerShape(6, 2, 16, 16, plain=False)
+    cpu = torch.device("cpu")
+    kernels = DecodeKernels([plain, capped], torch.float32, cpu)
+    assert kernels.of(capped) is None
+    assert not kernels.complete
+    if decode_kernel(16, 3, torch.float32) is not None:
+        assert DecodeKernels([plain], torch.float32, cpu).complete
+
+
+@pytest.mark.parametrize(("dim", "size", "tokens"), [(128, 2, 64), (128, 4, 32), (256, 4, 16)])
+def test_gpu_tiles_fit_shared_memory(dim: int, size: int, tokens: int) -> None:
+    """Keys and values of two steps on their way, and one in work, in 99 KiB."""
+    assert block_tokens(dim, size) == tokens
+    assert 3 * 2 * tokens * dim * size <= 99 << 10
 
 
 def test_the_gpu_kernel_in_tritons_interpreter() -> None:

@@ -57,7 +57,9 @@ class _Probe:
     ) -> torch.Tensor:
         if layer in self.shapes:
             self.problem = f"layer {layer} attends more than once"
-        self.shapes[layer] = LayerShape(q.shape[1], k.shape[1], q.shape[2], v.shape[2])
+        self.shapes[layer] = LayerShape(
+            q.shape[1], k.shape[1], q.shape[2], v.shape[2], scores.plain
+        )
         if scores.window:
             self.windows.append(scores.window)
         if not extra.pop("is_causal"):

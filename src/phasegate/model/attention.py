@@ -123,11 +123,16 @@ class DecodeKernels:
         """The kernel for layers of this shape."""
         return self._kernels[shape]
 
+    @property
+    def complete(self) -> bool:
+        """Whether there is one for every layer: decodes then need nothing from the host."""
+        return None not in self._kernels.values()
+
 
 def _find_kernel(
     shape: LayerShape, dtype: torch.dtype, device: torch.device
 ) -> DecodeKernel | None:
-    if shape.key_dim != shape.value_dim:
+    if shape.key_dim != shape.value_dim or not shape.plain:
         return None
     if device.type == "cpu":
         return cpu_decode_kernel(shape.key_dim, shape.group, dtype)
@@ -172,7 +177,7 @@ class PackedStep:
         out = torch.empty((q.shape[0], q.shape[1], v.shape[-1]), dtype=q.dtype, device=q.device)
         n = self.decodes
         if n:
-            kernel = self.kernels.of(self.memory.shapes[layer]) if scores.plain else None
+            kernel = self.kernels.of(self.memory.shapes[layer])
             if kernel is None:
                 self._decode_one_by_one(q[:n], k[:n], v[:n], keys, values, scores, out)
             else:

@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 import torch
 
-_BLOCK = 64  # context tokens per step of a program
+_MOST_TOKENS = 64  # context tokens per step of a program
+_TILE_BYTES = 16 << 10  # keys, and as much for values, per step: several steps are on their way at
+# once, and small GPUs have 99 KiB of shared memory per block
 _MOST_SPLITS = 16
 
 
@@ -59,12 +61,17 @@ class GpuDecode:
             q.stride(0), new_k.stride(0), new_v.stride(0),
             KV_HEADS=kv_heads, GROUP=self._group, DIM=dim,
             GROUP_PADDED=max(16, _power_of_2(self._group)), DIM_PADDED=dim_padded,
-            BLOCK=_BLOCK, SPLITS=splits,
+            BLOCK=block_tokens(dim_padded, k.element_size()), SPLITS=splits,
         )  # fmt: skip
         if splits > 1:
             self._kernels.merge[(rows * heads,)](
                 parts, sums, out, DIM=dim, DIM_PADDED=dim_padded, SPLITS=splits
             )
+
+
+def block_tokens(dim: int, bytes_per_number: int) -> int:
+    """Context tokens per step of a program for heads `dim` wide, a power of two."""
+    return max(16, min(_MOST_TOKENS, _TILE_BYTES // (dim * bytes_per_number)))
 
 
 def _power_of_2(n: int) -> int:

@@ -6,7 +6,9 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+# Where the rows' starts and lengths lie in their tensor varies from step to step, and with it their
+# alignment; the kernel would be compiled anew for it, in the middle of serving.
+@triton.jit(do_not_specialize_on_alignment=["starts_ptr", "lengths_ptr"])
 def attend(
     q_ptr, new_k_ptr, new_v_ptr, k_ptr, v_ptr, starts_ptr, lengths_ptr, out_ptr, sums_ptr,
     scale, window, tokens, q_stride, new_k_stride, new_v_stride,
@@ -91,7 +93,7 @@ def rotate(
     HALF: tl.constexpr, HALF_PADDED: tl.constexpr,
 ):  # fmt: skip
     """Rotary embedding in place: one token, one head of q or k."""
-    token, head = tl.program_id(0), tl.program_id(1)
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, HALF_PADDED)
     mask = i < HALF
     angles = token * 2 * HALF + i
@@ -112,7 +114,7 @@ def rotate(
 @triton.jit
 def silu_gate(x_ptr, out_ptr, width, BLOCK: tl.constexpr):
     """silu(gate) * up for one row of [gate | up], one block of columns."""
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)  # rows x width can be more than 2**31
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = i < width
     gate = tl.load(x_ptr + row * 2 * width + i, mask=mask, other=0.0).to(tl.float32)

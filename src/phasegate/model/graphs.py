@@ -7,6 +7,7 @@ token at the end of the KV memory.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -29,21 +30,53 @@ def buckets(slots: int) -> list[int]:
     return [size for size in sizes if size < slots] + [slots]
 
 
+def capture(
+    model: PreTrainedModel, memory: KVMemory, kernels: DecodeKernels, slots: int
+) -> DecodeGraphs | None:
+    """Graphs for batches of up to `slots`; None where decoding takes the host's help.
+
+    That is so without a decode kernel for every layer, and for models that look at numbers on
+    the device while they run (mixtures of experts, some rotary embeddings): with a warning.
+    """
+    if not kernels.complete:
+        return None
+    # Ends on this stream again, also if a capture breaks off.
+    with torch.cuda.stream(torch.cuda.current_stream()):
+        try:
+            return DecodeGraphs(model, memory, kernels, slots)
+        except RuntimeError as error:
+            why = str(error).splitlines()[0]
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    warnings.warn(f"decodes run without CUDA graphs, which is slower: {why}", stacklevel=2)
+    return None
+
+
 class DecodeGraphs:
     """Captured decode iterations of a model on a GPU, replayed ever after."""
 
+    # Inference mode: without it a capture would keep every activation for a backward pass.
+    @torch.inference_mode()
     def __init__(
         self, model: PreTrainedModel, memory: KVMemory, kernels: DecodeKernels, slots: int
     ) -> None:
+        """Captures. Raises RuntimeError if the model's forward pass cannot be captured."""
         self._model, self._memory, self._kernels = model, memory, kernels
         self._sizes = buckets(slots)
         self._graphs: dict[int, Any] = {}
         self._pool: Any = None
         self._logits: torch.Tensor | None = None
+        # One stream for all: PyTorch keeps freed memory per stream.
+        self._stream = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]
         self._inputs = torch.zeros(4, slots, dtype=torch.int64, device=model.device)
         self._host = torch.zeros(4, slots, dtype=torch.int64).pin_memory()
         for size in reversed(self._sizes):  # the largest first: the others share its memory
             self._graphs[size] = self._capture(size)
+
+    @property
+    def largest(self) -> int:
+        """The most rows that `run` takes."""
+        return self._sizes[-1]
 
     def _clear(self, host: npt.NDArray[np.int64], n: int) -> None:
         """Rows from `n` on stand for nobody."""
@@ -77,16 +110,15 @@ class DecodeGraphs:
         nobody = torch.zeros(self._inputs.shape, dtype=torch.int64)
         self._clear(nobody.numpy(), 0)
         self._inputs.copy_(nobody)  # the forward passes below must not write into a region
-        stream = torch.cuda.Stream(self._model.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # kernels are compiled and chosen outside the capture
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):  # kernels are compiled and chosen before the capture
             for _ in range(2):
                 logits = self._forward(size)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         if self._logits is None:  # one place for the results of all sizes: the first is the largest
             self._logits = torch.empty_like(logits)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             self._logits[:size].copy_(self._forward(size))
         if self._pool is None:
             self._pool = graph.pool()

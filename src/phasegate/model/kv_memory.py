@@ -16,12 +16,17 @@ _COPY_TOKENS = 4096  # tokens copied in one go when the ranges of a move overlap
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Attention of one layer: heads of queries and of keys/values, and their widths."""
+    """Attention of one layer: heads of queries and of keys/values, and their widths.
+
+    Attributes:
+        plain: the weights are a plain softmax of the scores (no soft cap, no sinks).
+    """
 
     heads: int
     kv_heads: int
     key_dim: int
     value_dim: int
+    plain: bool = True
 
     @property
     def group(self) -> int:

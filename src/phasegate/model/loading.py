@@ -187,6 +187,7 @@ def _check_size(name: str, where: dict[str, Any], device: torch.device) -> None:
 def free_memory(device: torch.device) -> int | None:
     """Free bytes on a device; None if that cannot be found out."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what PyTorch keeps for later counts as free
         return int(torch.cuda.mem_get_info(device)[0])
     try:
         with open("/proc/meminfo") as lines:

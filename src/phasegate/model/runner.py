@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from phasegate.engine.step import Batch, Slice, StepResult
 from phasegate.errors import ModelError
@@ -14,7 +15,7 @@ from phasegate.model.architecture import inspect_model, own_logits, verify
 from phasegate.model.attention import DecodeKernels, PackedStep, Piece
 from phasegate.model.fused import fuse
 from phasegate.model.generation import Generation
-from phasegate.model.graphs import DecodeGraphs
+from phasegate.model.graphs import capture
 from phasegate.model.host_memory import keep_freed_memory
 from phasegate.model.kv_memory import KVMemory, bytes_per_token
 from phasegate.model.loading import LoadedModel, free_memory
@@ -28,6 +29,9 @@ _TIDY_BYTES = {"cpu": 20 << 20, "cuda": 4 << 30}
 
 _GPU_RESERVE = 2 << 30
 """Bytes that are never given to the KV cache on a GPU."""
+
+_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""PyTorch's attention without cuDNN's, which plans anew for every length of a prompt."""
 
 
 class TorchRunner:
@@ -66,7 +70,9 @@ class TorchRunner:
         self._model = model = loaded.model
         self._device = torch.device(model.device)
         self._on_gpu = self._device.type == "cuda"
-        if not self._on_gpu:
+        if self._on_gpu:
+            torch.cuda.set_device(self._device)
+        else:
             keep_freed_memory()
         expected = own_logits(model, loaded.name)
         self._shapes = inspect_model(model, loaded.name)
@@ -84,9 +90,7 @@ class TorchRunner:
         per_token = bytes_per_token(self._shapes, model.dtype)
         self._tidier = Tidier(_TIDY_BYTES[self._device.type] // per_token)
         self._arena_changed = False
-        self._graphs = (
-            DecodeGraphs(model, self._memory, self._kernels, slots) if self._on_gpu else None
-        )
+        self._graphs = capture(model, self._memory, self._kernels, slots) if self._on_gpu else None
         self._rows = _Rows(self._device)
 
     def _fitting_tokens(self, page: int, slots: int) -> int:
@@ -105,6 +109,8 @@ class TorchRunner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepResult:
         """See `Runner.run`. One iteration at a time; time has passed when it returns."""
+        if self._on_gpu:
+            torch.cuda.set_device(self._device)  # every thread has a current device of its own
         rows = self._rows
         n = batch.decodes
         if n:
@@ -113,10 +119,13 @@ class TorchRunner:
         if n and rows.stale:
             rows.fill(batch.decoding, self.arena)
         ending = [piece.request for piece in batch.prefill if piece.last]
-        if not pieces and self._graphs is not None:
-            logits: torch.Tensor | None = self._graphs.run(
-                rows.tokens, rows.starts, rows.lengths + 1
-            )
+        graphs = self._graphs
+        logits: torch.Tensor | None
+        if graphs is not None and not pieces and n <= graphs.largest:
+            logits = graphs.run(rows.tokens, rows.starts, rows.lengths + 1)
+        elif self._on_gpu:
+            with sdpa_kernel(_BACKENDS):
+                logits = self._forward(batch.prefill, pieces, n)
         else:
             logits = self._forward(batch.prefill, pieces, n)
         finished: list[Request] = []
