@@ -32,7 +32,7 @@ def _metadata(folder: Path) -> Path:
     plugin.mkdir(parents=True)
     (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: phasegate-entry\nVersion: 0\n")
     (plugin / "entry_points.txt").write_text(
-        "[vllm.stat_logger_plugins]\nphasegate = phasegate.vllm.metrics:PhasegateStatLogger\n"
+        "[vllm.general_plugins]\nphasegate = phasegate.vllm.metrics:register\n"
     )
     try:
         version("vllm")
@@ -68,7 +68,7 @@ class Server:
         command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512"]
         command += ["--max-num-seqs", "16", "--block-size", "32"]
-        command += ["--shutdown-timeout", "20"]  # 0, vLLM's default, kills the engine at once
+        command += ["--shutdown-timeout", "100"]  # 0, vLLM's default, kills the engine at once
         command += ["--scheduler-cls", "phasegate.vllm.Scheduler"]
         command += ["--additional-config", '{"phasegate": {"policy": "exclusive:k=4"}}']
         with self.log.open("w") as log:
@@ -174,7 +174,7 @@ def test_metrics_are_in_vllms_own(server: Server) -> None:
 
 def test_sigterm_ends_it_cleanly(server: Server) -> None:
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(60) == 0
+    assert server.process.wait(150) == 0
     log = server.log.read_text()
     assert "phasegate: exclusive:k=4 on vLLM" in log
     assert "force killing" not in log

@@ -12,6 +12,17 @@ from rich.console import Console
 from rich.text import Text
 
 from phasegate.calibrate.table import print_fit
+from phasegate.cli import bench_url
+from phasegate.cli.backends import (
+    BackendName,
+    BackendOption,
+    EngineArgsOption,
+    calibrated,
+    check_backend,
+    check_fits,
+    load,
+    refuse_given,
+)
 from phasegate.cli.comparison import (
     STDOUT,
     check_outputs,
@@ -19,7 +30,6 @@ from phasegate.cli.comparison import (
     command_line,
     introduce,
     present,
-    progress_bar,
     run_all,
 )
 from phasegate.cli.engine_options import (
@@ -40,14 +50,18 @@ from phasegate.cli.traffic import Traffic
 from phasegate.cost.profile import Profile, load_profile, profile_file
 from phasegate.engine.record import RunRecord
 from phasegate.engine.simulate import simulate
+from phasegate.errors import InputError
 from phasegate.policy.spec import build_policy, parse_spec
 from phasegate.report.fidelity import print_fidelity
 from phasegate.report.html import Context
 from phasegate.report.summary import summarise
+from phasegate.vllm.choose import check_supported
+from phasegate.vllm_engine import STOCK
 from phasegate.workload.describe import describe
 from phasegate.workload.source import source_of
 
 DEFAULT_POLICIES = ("mixed", "exclusive:k=1", "threshold", "hybrid")
+DEFAULT_VLLM_POLICIES = (STOCK, "hybrid", "auto")
 DEFAULT_WORKLOAD = "prompt=96,output=48,prompt_dist=lognormal:0.8,output_dist=lognormal:0.8"
 DEFAULT_REQUESTS = 96
 
@@ -55,6 +69,8 @@ _WORKLOAD = f"Synthetic traffic, e.g. '{DEFAULT_WORKLOAD}'."
 _TRACE = "Recorded traffic: an Azure, BurstGPT, Mooncake or ShareGPT file, .gz accepted."
 _PROFILE = "Costs for the policies (from `phasegate calibrate`); without it, calibrate first."
 _POLICY = "Policy to compare; repeat for more (`phasegate policies` lists them)."
+_URL = "Measure a running OpenAI-compatible server instead; [NAME=]URL, repeat to compare servers."
+_ROUNDS = "Run each policy so many times, in turns; shown is its run of median throughput."
 _TRAFFIC, _OUTPUT = "Traffic", "Output"
 
 
@@ -69,6 +85,8 @@ def command(
         float,
         typer.Option(help="Seconds to calibrate if there is no profile.", min=1.0),
     ] = 30.0,
+    url: Annotated[list[str] | None, typer.Option(help=_URL, metavar="URL")] = None,
+    rounds: Annotated[int, typer.Option(help=_ROUNDS, min=1)] = 1,
     compare_sim: Annotated[
         bool, typer.Option("--compare-sim", help="Replay in the simulator; predicted vs measured.")
     ] = False,
@@ -102,7 +120,9 @@ def command(
             help="Seed of traffic and prompts.", show_default="0", min=0, rich_help_panel=_TRAFFIC
         ),
     ] = None,
+    backend: BackendOption = BackendName.engine,
     model: ModelOption = None,
+    engine_args: EngineArgsOption = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
     threads: ThreadsOption = None,
@@ -121,36 +141,35 @@ def command(
         typer.Option(help="Write a report to look at.", metavar="FILE", rich_help_panel=_OUTPUT),
     ] = None,
 ) -> None:
-    """Compare policies on the embedded engine: a real model, real time.
+    """Compare policies on a real model, in real time: on the embedded engine or inside vLLM.
 
     With no traffic options: a small conversation-like workload, as many requests in flight as
-    there are slots.
+    there are slots. With --backend vllm the policy `stock` is vLLM's own scheduler.
     """
     traffic = _traffic(workload, trace, concurrency, rate, rate_scale, requests, seed, n)
     check_outputs(json, html, [*traffic.files, profile_file(profile), Path(model or "demo")])
+    console = Console(stderr=json == STDOUT, highlight=False)
+    if url:
+        refuse_given(context, _NOT_WITH_URL, "has no use with --url: the server has its own")
+        bench_url.compare(context, url, model, traffic, rounds, console, json, html)
+        return
+    arguments = check_backend(context, backend, engine_args)
     table = traffic.table()
     costs = load_profile(profile) if profile is not None else None
-    specs = policy or list(DEFAULT_POLICIES)
-    for spec in specs:
-        parse_spec(spec)
-    console = Console(stderr=json == STDOUT, highlight=False)
+    specs = policy or list(_DEFAULTS[backend])
+    ours = _ours(specs, backend)
     options = EngineOptions(model, device, dtype, threads, n, token_budget, kv, page)
-    runner, limits = options.build()
+    engine = load(backend, options, arguments)
+    limits = engine.limits
     if costs is not None:
-        check_policies(specs, costs.cost_model(), limits)
-
-    from phasegate.model import measured
-
-    measured.check_fits(table, runner.loaded)
-
+        check_policies(ours, costs.cost_model(), limits)
+    check_fits(table, engine.name, engine.longest)
     if costs is None:
-        with progress_bar("seconds") as bar:
-            task = bar.add_task("calibrate", total=calibrate)
-            costs, fit = measured.calibrate(
-                runner, limits, calibrate, lambda s: bar.update(task, completed=s * calibrate)
-            )
+        costs, fit = calibrated(engine, calibrate)
         print_fit(fit, console)
-        check_policies(specs, costs.cost_model(), limits)
+        check_policies(ours, costs.cost_model(), limits)
+    elif backend is BackendName.vllm:  # what calibration would have done: start everything up
+        engine.run(source_of(table.first(min(n, len(table)))), None, profile="", seed=seed or 0)
     device_profile: Profile = costs
     cost = device_profile.cost_model()
     shape = describe(table)
@@ -158,20 +177,18 @@ def command(
     introduce(console, device_profile, limits, about_traffic)
 
     def run_one(spec: str, advance: Callable[[int], None]) -> RunRecord:
-        built = build_policy(spec, cost, limits)
-        return measured.run_workload(
-            runner,
+        return engine.run(
             source_of(table),
-            built,
-            limits,
+            None if spec == STOCK else build_policy(spec, cost, limits),
             profile=device_profile.name,
             seed=seed or 0,
             progress=advance,
         )
 
-    runs, series = run_all(specs, run_one, len(table), curves=html is not None)
+    runs, series = run_all(specs, run_one, len(table), html is not None, rounds)
     offered = shape.rate if math.isfinite(shape.rate) else None
-    about = Context(device_profile, limits, about_traffic, command_line(context), offered)
+    words = command_line(context)
+    about = Context(device_profile, limits, about_traffic, words, offered, measured=True)
     present(runs, series, about, console, json, html)
     if compare_sim:
         predicted = [
@@ -179,7 +196,7 @@ def command(
                 simulate(
                     cost,
                     source_of(table),
-                    build_policy(spec, cost, limits),
+                    build_policy("mixed" if spec == STOCK else spec, cost, limits),
                     limits,
                     profile=device_profile.name,
                 )
@@ -189,6 +206,27 @@ def command(
         console.print()
         console.print(Text("Simulated with the same costs, scheduler and requests:", style="bold"))
         print_fidelity(predicted, runs, console)
+
+
+_DEFAULTS = {BackendName.engine: DEFAULT_POLICIES, BackendName.vllm: DEFAULT_VLLM_POLICIES}
+_NOT_WITH_URL = (
+    "backend", "policy", "profile", "calibrate", "compare_sim", "engine_args", "device", "dtype",
+    "threads", "token_budget", "kv", "page",
+)  # fmt: skip
+
+
+def _ours(specs: list[str], backend: BackendName) -> list[str]:
+    """The specs that are policies of ours. Raises InputError for what this backend cannot run."""
+    for spec in specs:
+        if spec != STOCK:
+            parse_spec(spec)
+            if backend is BackendName.vllm:
+                check_supported(spec)
+        elif backend is BackendName.engine:
+            raise InputError(f"--policy {STOCK} is vLLM's own scheduler; add --backend vllm")
+        if specs.count(spec) > 1:
+            raise InputError(f"--policy {spec} is given twice; once is enough")
+    return [spec for spec in specs if spec != STOCK]
 
 
 def _traffic(

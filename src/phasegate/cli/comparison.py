@@ -82,29 +82,41 @@ def _slots(limits: Limits) -> str:
 
 
 def run_all(
-    specs: Sequence[str], run_one: RunOne, requests: int, curves: bool
+    specs: Sequence[str], run_one: RunOne, requests: int, curves: bool, rounds: int = 1
 ) -> tuple[list[RunSummary], list[dict[str, Any]]]:
     """Run every policy. A record is dropped as soon as its numbers are taken: it holds every
-    iteration of the run."""
-    runs: list[RunSummary] = []
-    series: list[dict[str, Any]] = []
+    iteration of the run.
+
+    With several `rounds` the policies take turns, every other round in reverse order, so that a
+    machine that drifts does so for all; of each policy the run of median throughput is returned.
+    """
+    results: dict[str, list[tuple[RunSummary, dict[str, Any]]]] = {spec: [] for spec in specs}
     with progress_bar("requests") as progress:
         width = max(len(spec) for spec in specs)
-        for spec in specs:
-            task = progress.add_task(spec.ljust(width), total=requests)
+        tasks = {spec: progress.add_task(spec.ljust(width), total=requests) for spec in specs}
+        for turn in range(rounds):
+            for spec in reversed(specs) if turn % 2 else specs:
+                task = tasks[spec]
+                progress.reset(task)
 
-            def advance(ended: int, task: Any = task) -> None:
-                progress.advance(task, ended)
+                def advance(ended: int, task: Any = task) -> None:
+                    progress.advance(task, ended)
 
-            try:
-                record = run_one(spec, advance)
-            except Exception as error:
-                error.add_note(f"This happened while running {spec}; no file was written.")
-                raise
-            runs.append(summarise(record))
-            if curves:
-                series.append(run_series(record))
-    return runs, series
+                try:
+                    record = run_one(spec, advance)
+                except Exception as error:
+                    error.add_note(f"This happened while running {spec}; no file was written.")
+                    raise
+                results[spec].append((summarise(record), run_series(record) if curves else {}))
+    chosen = [_median(results[spec]) for spec in specs]
+    return [run for run, _ in chosen], [series for _, series in chosen]
+
+
+def _median(
+    results: list[tuple[RunSummary, dict[str, Any]]],
+) -> tuple[RunSummary, dict[str, Any]]:
+    results.sort(key=lambda result: result[0]["throughput"]["requests_s"] or 0.0)
+    return results[(len(results) - 1) // 2]
 
 
 def present(

@@ -27,11 +27,11 @@ PREFILL, DECODE, MIXED = 0, 1, 2
 """Kinds of iterations in `RunRecord.iterations["kind"]`."""
 
 _STATUS = {State.FINISHED: 0.0, State.ABORTED: 1.0, State.REJECTED: 2.0}
-_REQUEST = (
+REQUEST_COLUMNS = (
     "id", "arrival", "admitted", "first_token", "end", "prompt", "output", "priority",
     "preemptions", "recomputed", "status",
 )  # fmt: skip
-_ITERATION = (
+ITERATION_COLUMNS = (
     "start", "duration", "kind", "prefill_tokens", "decodes", "slots", "kv_used", "waiting",
 )  # fmt: skip
 _STAY = ("request", "tick", "ticks", "first_gap", "own_gap")
@@ -148,8 +148,8 @@ class Recorder:
             slots=slots,
             submitted=submitted,
             duration=duration,
-            requests=_columns(self._requests, _REQUEST),
-            iterations=_columns(self._iterations, _ITERATION),
+            requests=_columns(self._requests, REQUEST_COLUMNS),
+            iterations=_columns(self._iterations, ITERATION_COLUMNS),
             stays=_columns(self._stays, _STAY),
             ticks=np.array(self._ticks),
             tick_decodes=np.array(self._decoding_per_tick),
@@ -176,7 +176,11 @@ class RunRecord:
         iterations: "start", "duration", "kind" (0 prefill, 1 decode, 2 mixed), "prefill_tokens",
             "decodes", "slots", "kv_used" (tokens), "waiting".
         decisions: (time, Decision), one entry per change.
+        sees_inside: False if this is what a client saw: then iterations, KV cache and preemptions
+            of the server are not known.
     """
+
+    sees_inside = True
 
     def __init__(
         self,

@@ -12,16 +12,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from phasegate.calibrate.fit import Fit, fit_interference
+from phasegate.calibrate.fit import Fit, Sample, fit_interference
 from phasegate.calibrate.measure import Design, measure
 from phasegate.cost.profile import Fit as ProfileFit
 from phasegate.cost.profile import InterferenceConstants, Profile, Provenance
 from phasegate.engine.clock import WallClock
 from phasegate.engine.loop import Engine
 from phasegate.engine.record import Recorder, RunRecord
-from phasegate.errors import InputError
 from phasegate.model.generation import Generation
-from phasegate.model.loading import LoadedModel
 from phasegate.model.params import SamplingParams
 from phasegate.model.runner import TorchRunner
 from phasegate.policy.base import Policy
@@ -29,7 +27,6 @@ from phasegate.scheduler.limits import Limits
 from phasegate.scheduler.request import Request
 from phasegate.scheduler.scheduler import Scheduler
 from phasegate.workload.source import Source
-from phasegate.workload.table import RequestTable
 
 
 class PromptSource:
@@ -67,18 +64,6 @@ def random_generation(
     ids = np.random.default_rng((seed, request)).integers(0, vocabulary, prompt).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     return Generation(ids, params)
-
-
-def check_fits(table: RequestTable, loaded: LoadedModel) -> None:
-    """Say before the work that a request is too long for the model. Raises InputError."""
-    total = table.prompt + table.output
-    longest = int(total.argmax())
-    if total[longest] > loaded.max_length:
-        raise InputError(
-            f"request {longest} of {table.label} has {table.prompt[longest]} prompt and "
-            f"{table.output[longest]} output tokens, {loaded.name} takes {loaded.max_length} "
-            "in all; use shorter requests or another model"
-        )
 
 
 def run_workload(
@@ -124,13 +109,22 @@ def run_workload(
     )
 
 
-def measure_costs(
+def measure_samples(
     runner: TorchRunner,
     limits: Limits,
     time_limit: float,
     progress: Callable[[float], None] | None = None,
-) -> Fit:
-    """Measure the model on this machine for about `time_limit` seconds and fit its costs.
+    design: Design | None = None,
+    seed: int = 0,
+) -> list[Sample]:
+    """Measure iterations of the model on this machine for about `time_limit` seconds.
+
+    Args:
+        runner, limits: the model and its limits; nothing else may use it.
+        time_limit: seconds.
+        progress: called with the share of it that has passed.
+        design: what to measure; None: what fits of the usual one.
+        seed: of the order.
 
     Raises:
         InputError: KV or model are too small to vary context and chunk.
@@ -141,17 +135,28 @@ def measure_costs(
         generation = random_generation(request, prompt, max_tokens, vocabulary)
         return Request(request, prompt, max_tokens, payload=generation)
 
-    design = Design().within(limits, runner.loaded.max_length)
-    samples = measure(
+    if design is None:
+        design = Design().within(limits, runner.loaded.max_length)
+    return measure(
         runner,
         WallClock(),
         limits,
         make_request,
         design,
         time_limit=time_limit,
+        seed=seed,
         progress=progress,
     )
-    return fit_interference(samples)
+
+
+def measure_costs(
+    runner: TorchRunner,
+    limits: Limits,
+    time_limit: float,
+    progress: Callable[[float], None] | None = None,
+) -> Fit:
+    """`measure_samples`, and the costs fitted to them."""
+    return fit_interference(measure_samples(runner, limits, time_limit, progress))
 
 
 def calibrate(

@@ -32,17 +32,19 @@ class Context:
     """What the report says about the runs besides their numbers.
 
     Attributes:
-        profile, limits: the device and the engine.
+        profile, limits: the device and the engine; None: a server of which a client knows nothing.
         traffic: what the requests look like, one line each.
         command: the command line that made the report.
         offered: arrival rate, requests/s (None: closed loop).
+        measured: whether it happened, or was simulated.
     """
 
-    profile: Profile
-    limits: Limits
+    profile: Profile | None
+    limits: Limits | None
     traffic: Sequence[str]
     command: str
     offered: float | None = None
+    measured: bool = False
 
 
 def render(
@@ -76,7 +78,11 @@ def render(
             f'<option value="{i}">{escape(run["policy"])}</option>' for i, run in enumerate(runs)
         ),
         "table": _table(runs),
-        "provenance": _provenance(context),
+        "provenance": _provenance(context.profile) if context.profile else "",
+        "kind": "measurement" if context.measured else "simulation",
+        "inside": "" if context.profile else " hidden",
+        "times": "measured" if context.measured else "simulated",
+        "again": "runs it again" if context.measured else "gives the same numbers",
         "command": escape(context.command),
         "data": text.replace("</", "<\\/"),
         "css": _file("page.css"),
@@ -110,8 +116,10 @@ def _dot(i: int, policy: str) -> str:
 
 
 def _facts(context: Context) -> str:
-    """Two lines below the title: the machine and the traffic."""
+    """Two lines below the title: the machine, if it is known, and the traffic."""
     profile, limits = context.profile, context.limits
+    if profile is None or limits is None:
+        return escape(" · ".join(context.traffic))
     machine = (
         f"{profile.model} on {profile.device}",
         f"costs {profile.provenance.how}",
@@ -246,8 +254,7 @@ def _table(runs: Sequence[RunSummary]) -> str:
     return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def _provenance(context: Context) -> str:
-    profile = context.profile
+def _provenance(profile: Profile) -> str:
     origin = profile.provenance
     constants = profile.cost.model_dump(exclude={"kind"})
     entries = {

@@ -53,16 +53,16 @@ class Throughput(TypedDict):
 class Iterations(TypedDict):
     """Number of iterations by kind."""
 
-    prefill: int
-    decode: int
-    mixed: int
+    prefill: int | None
+    decode: int | None
+    mixed: int | None
 
 
 class KV(TypedDict):
     """Use of the KV cache; the mean is over the duration of the run."""
 
-    capacity_tokens: int
-    peak_tokens: int
+    capacity_tokens: int | None
+    peak_tokens: int | None
     mean_utilisation: float | None
 
 
@@ -81,7 +81,7 @@ class Final(TypedDict):
 
 
 class RunSummary(TypedDict):
-    """One entry of `runs` in JSON schema 1."""
+    """One entry of `runs` in JSON schema 1. None: not known to who measured."""
 
     policy: str
     profile: str
@@ -94,8 +94,8 @@ class RunSummary(TypedDict):
     tpot_s: Stats
     e2e_s: Stats
     iterations: Iterations
-    preemptions: int
-    recomputed_tokens: int
+    preemptions: int | None
+    recomputed_tokens: int | None
     kv: KV
     slots: Slots
     final: Final
@@ -116,7 +116,7 @@ def summarise(record: RunRecord) -> RunSummary:
     output = float(requests["output"][finished].sum())
     duration = float(record.duration)
     last = record.decisions[-1][1] if record.decisions else None
-    return {
+    summary: RunSummary = {
         "policy": record.policy,
         "profile": record.profile,
         "workload": record.workload,
@@ -158,6 +158,12 @@ def summarise(record: RunRecord) -> RunSummary:
             "mode": last.mode if last else None,
         },
     }
+    if not record.sees_inside:
+        summary["iterations"] = {"prefill": None, "decode": None, "mixed": None}
+        summary["preemptions"] = summary["recomputed_tokens"] = None
+        summary["kv"] = {"capacity_tokens": None, "peak_tokens": None, "mean_utilisation": None}
+        summary["slots"] = {"mean_busy": None}
+    return summary
 
 
 def request_latencies(record: RunRecord) -> dict[str, Floats]:

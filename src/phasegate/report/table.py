@@ -34,10 +34,12 @@ def print_table(runs: Sequence[RunSummary], console: Console, offered: float | N
     """
     served = [_column(runs, title, path) for title, path in _SERVED]
     served += [_column(runs, BY_PATH[path].name, path) for path in _FAILED if _any(runs, path)]
-    machine = [_column(runs, title, path) for title, path in _MACHINE]
-    machine.append(_Column("KV\npeak", tuple(_kv_peak(run) for run in runs)))
-    machine.append(_Column("k/N", tuple(_k_and_n(run) for run in runs)))
-    machine.append(_column(runs, "mode", "final.mode"))
+    machine: list[_Column] = []
+    if _any(runs, "kv.capacity_tokens"):  # a client knows nothing of it
+        machine += [_column(runs, title, path) for title, path in _MACHINE]
+        machine.append(_Column("KV\npeak", tuple(_kv_peak(run) for run in runs)))
+        machine.append(_Column("k/N", tuple(_k_and_n(run) for run in runs)))
+        machine.append(_column(runs, "mode", "final.mode"))
     starred = console.color_system is None or console.no_color
     policies = [_broken(run["policy"]) for run in runs]
 
@@ -86,7 +88,8 @@ def _any(runs: Sequence[RunSummary], path: str) -> bool:
 
 
 def _kv_peak(run: RunSummary) -> str:
-    return show(run["kv"]["peak_tokens"] / run["kv"]["capacity_tokens"], "share")
+    peak, capacity = run["kv"]["peak_tokens"], run["kv"]["capacity_tokens"]
+    return show(None if peak is None or not capacity else peak / capacity, "share")
 
 
 def _k_and_n(run: RunSummary) -> str:

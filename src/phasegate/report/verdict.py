@@ -10,8 +10,9 @@ from phasegate.report.summary import RunSummary
 SAME = 0.01
 """Throughputs within 1 % count as equal: then latency decides."""
 
-BASELINE = "mixed"
-"""What most servers do today, hence what others are compared with."""
+BASELINES = ("stock", "mixed")
+"""What others are compared with, the first that was run: another engine's own scheduler, or what
+most servers do today."""
 
 _CLEARLY = 0.9
 """Another policy is named if its latency is below this share of the choice's ..."""
@@ -34,17 +35,18 @@ def best_run(runs: Sequence[RunSummary]) -> RunSummary:
 
 
 def compared_with(best: RunSummary, runs: Sequence[RunSummary]) -> RunSummary:
-    """What `best` is held against: `mixed` with the fewest options if there is one, else the next
-    best in throughput."""
+    """What `best` is held against: the first of `BASELINES`, with the fewest options, else the
+    next best in throughput."""
     rest = [run for run in runs if run is not best]
-    plain = [run for run in rest if run["policy"].split(":")[0] == BASELINE]
-    if plain:
-        return min(plain, key=lambda run: len(run["policy"]))
+    for name in BASELINES:
+        plain = [run for run in rest if run["policy"].split(":")[0] == name]
+        if plain:
+            return min(plain, key=lambda run: len(run["policy"]))
     return max(rest, key=_throughput)
 
 
 def verdict(runs: Sequence[RunSummary], offered: float | None = None) -> str:
-    """What to choose and why; compares with `mixed` if it is among the runs.
+    """What to choose and why; compares with one of `BASELINES` if it is among the runs.
 
     `offered` is the rate at which requests arrive, requests/s (None: closed loop or unknown).
     """
@@ -129,7 +131,7 @@ def _caveats(run: RunSummary) -> str:
         if count:
             were = "was" if count == 1 else "were"
             text += f" {count:,} of {requests['submitted']:,} requests {were} {word}."
-    if run["preemptions"] > 0.01 * requests["submitted"]:
+    if run["preemptions"] and run["preemptions"] > 0.01 * requests["submitted"]:
         text += f" It preempted {run['preemptions']:,} times: the KV cache is short."
     return text
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from time import perf_counter
 from typing import Any
 
 from phasegate.policy.base import Finished, Plan, Policy, Started, StepReport
 from phasegate.vllm.hiding import MarkHiding, SwapHiding
+from phasegate.vllm.learned import Learned
 from phasegate.vllm.view import View
 
 logger = logging.getLogger("vllm.phasegate")
 
 SWITCH_CHECK = 16
-"""Iterations between two looks at whether the policy changed its mode."""
+"""Reports between two looks at whether the policy changed its mode."""
+LONGEST = 64
+"""Iterations that one plan stands for at most, and that are reported together."""
 _KINDS = ("empty", "prefill", "decode", "mixed")
 _COMPLETE = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION")
 
@@ -49,7 +52,8 @@ class Gate:
         mode, modes: the policy's mode as of late, and all that there were.
         iterations, seconds: how many there were of each kind, and how long they took.
         counts: switches of mode, admissions stopped by KV, preemptions.
-        publish: called with the gate after every iteration, for metrics; None: nobody asks.
+        learned: what the policy knows by now.
+        publish: called with the gate after every report, for metrics; None: nobody asks.
     """
 
     def __init__(
@@ -57,9 +61,11 @@ class Gate:
         scheduler: Any,
         view: View,
         policy: Policy,
-        publish: Any = None,
+        learned: Learned | None = None,
+        publish: Callable[[Gate], None] | None = None,
     ) -> None:
         self.policy, self.view, self.publish = policy, view, publish
+        self.learned = learned
         self.failed: Exception | None = None
         self.mode = policy.decision.mode
         self.modes = {self.mode}
@@ -76,8 +82,12 @@ class Gate:
         self._as_stock = policy.spec.startswith("mixed")
         self._saved: tuple[int, int, int, int] | None = None
         self._plan: Plan | None = None
+        self._again = self._running = 0  # iterations that the plan still stands for, with so many
         self._limit = self._budget = self._empty = 0
-        self._open: deque[tuple[Any, StepReport, list[Any]]] = deque()
+        self._open: deque[tuple[Any, ...]] = deque()  # scheduled, output not back yet
+        self._pending: StepReport | None = None  # decode-only iterations, not reported yet
+        self._durations: list[float] = []  # of those
+        self._reports = 0
         self._arrived: list[int] = []
         self._left: list[Finished] = []
         self._started: list[Any] = []
@@ -87,59 +97,69 @@ class Gate:
     # ------------------------------------------------------------------ around schedule()
     @guarded
     def before(self, throttled: bool) -> None:
-        """Ask the policy, and set the gate for the next iteration."""
-        self._start, self._plan = perf_counter(), None
-        occupied, decoding = self.view.look()
+        """Ask the policy, if its last plan does not stand any more, and set the gate for the next
+        iteration."""
+        s, view = self._s, self.view
+        self._start = now = perf_counter()
+        view.step += 1
+        free_to_run = not throttled and s._pause_state is self._unpaused
+        if self._again > 0 and free_to_run:  # nobody came, nobody left
+            plan = self._plan
+            if plan is not None and now < plan.review_at and len(s.running) == self._running:
+                self._again -= 1
+                self._close(self._limit)
+                return
+        self._again = 0
+        self._report()
+        self._plan = None
+        occupied, decoding = view.look()
         # Stock counts only the adapters it schedules, then asserts the limit over all running.
         too_many = len(self._adapters) > self._max_adapters
-        paused = self._s._pause_state is not self._unpaused
-        if not (throttled or paused or too_many or self._empty > 1):
-            now = self.view.snapshot(self._start, decoding)
+        if free_to_run and not too_many and self._empty < 2:
+            state = view.snapshot(now, decoding)
             if self._as_stock:
-                now.kv_blocked = False  # stock tries the head again in every iteration
-            if now.waiting or now.running:
-                self._plan = self.policy.plan(now)
-                if self.view.step % SWITCH_CHECK == 0:
-                    self._note_mode(self._plan.note)
+                state.kv_blocked = False  # stock tries the head again in every iteration
+            if state.waiting or state.running:
+                self._plan = self.policy.plan(state)
         if self._plan is None:
             self.hiding.show()
         else:
             self._set(self._plan, occupied, decoding)
 
-    def _note_mode(self, note: str) -> None:
-        mode, k, n = self.policy.decision
-        if mode != self.mode:
-            logger.info("phasegate: %s -> %s (k=%s N=%s) %s", self.mode, mode, k, n, note)
-            self.mode = mode
-            self.counts["switches"] += 1
+    def _close(self, limit: int) -> None:
+        """Remember vLLM's own limits, and admit up to `limit` running requests only."""
+        s, cap = self._s, self.view.cap
+        watermark = s.kv_cache_manager.watermark_blocks if self._watermark else 0
+        chunk = s.scheduler_config.long_prefill_token_threshold
+        self._saved = (getattr(s, cap), s.max_num_scheduled_tokens, chunk, watermark)
+        setattr(s, cap, limit)
 
     def _set(self, plan: Plan, occupied: int, decoding: int) -> None:
-        s, config, kv = self._s, self._s.scheduler_config, self._s.kv_cache_manager
-        cap, budget = getattr(s, self.view.cap), s.max_num_scheduled_tokens
-        chunk, watermark = config.long_prefill_token_threshold, 0
-        if self._watermark:
-            watermark = kv.watermark_blocks
-            if plan.kv_reserve > 0:
-                kv.watermark_blocks = max(watermark, round(plan.kv_reserve / self.view.page))
-        self._saved = (cap, budget, chunk, watermark)
-        cap = min(cap, plan.capacity, occupied + plan.admit)
-        tokens, hidden = plan.prefill_tokens, 0
+        s, config, view = self._s, self._s.scheduler_config, self.view
+        budget, tokens, hidden = s.max_num_scheduled_tokens, plan.prefill_tokens, 0
+        cap = min(getattr(s, view.cap), plan.capacity, occupied + plan.admit)
         if decoding and not plan.decode:
-            hidden = self.hiding.hide_decodes(self.view.prefilling, self._started)
+            hidden = self.hiding.hide_decodes(view.prefilling, self._started)
         else:
             self.hiding.show()
             if decoding and tokens <= 0:
-                hidden = self.hiding.hide_once(self.view.prefilling)
+                if view.prefilling:
+                    hidden = self.hiding.hide_once(view.prefilling)
+                elif plan.admit <= 0 and view.settled:
+                    self._again, self._running = min(plan.repeat, LONGEST) - 1, len(s.running)
                 cap, tokens = 0, budget
             tokens += decoding * (1 + self._drafts)
         self._limit = max(cap, occupied)
-        setattr(s, self.view.cap, self._limit - hidden)
+        self._close(self._limit - hidden)
         # Without chunked prefill, a budget below the length of a prompt would never admit it.
         if tokens < budget and config.enable_chunked_prefill:
             budget = s.max_num_scheduled_tokens = tokens if tokens > 0 else 1
         self._budget = budget
-        if plan.chunk < (chunk or budget):
+        if plan.chunk < (config.long_prefill_token_threshold or budget):
             config.long_prefill_token_threshold = plan.chunk
+        if self._watermark and plan.kv_reserve > 0:
+            kv = s.kv_cache_manager
+            kv.watermark_blocks = max(kv.watermark_blocks, round(plan.kv_reserve / view.page))
 
     def restore(self) -> None:
         """Put vLLM's own limits back after the iteration."""
@@ -171,8 +191,11 @@ class Gate:
                     if not request.is_prefill_chunk:
                         started.append(request)
         decodes = len(scheduled) - prefills
-        gone = output.preempted_req_ids
-        preempted = [hash(name) for name in gone] if gone else ()
+        preempted: Sequence[int] = ()
+        if gone := output.preempted_req_ids:
+            preempted = [hash(name) for name in gone]
+            self.hiding.show()
+            self._again = 0
         occupied = len(s.running) + s.num_waiting_for_streaming_input
         admitted = len(new) + len(resumed)
         blocked = False
@@ -182,21 +205,26 @@ class Gate:
             blocked = bool(preempted) or (left > 0 and not whole and view.waiting() > 0)
         context = view.context if decodes else 0
         view.scheduled(decodes, started, preempted, admitted, blocked)
-        if preempted:
-            self.hiding.show()
         self._empty = self._empty + 1 if plan is not None and not scheduled else 0
-        # fmt: off
-        report = StepReport(
-            self._start, 0.0, (), 1, tokens, attention, decodes, context, occupied,
-            (), admitted, (), (), preempted, blocked, 0,
-        )
-        # fmt: on
-        self._open.append((output, report, started))
+        if self._empty:
+            self._again = 0
+        self._open.append(
+            (output, self._start, tokens, attention, decodes, context, occupied,
+             admitted, started, preempted, blocked)
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ what happens in between
     @guarded
+    def close(self) -> None:
+        """The engine shuts down: report what is pending, keep what was learned."""
+        self._report()
+        if self.learned is not None:
+            self.learned.save()
+
+    @guarded
     def arrive(self, request: Any) -> None:
         """A request is about to join the queue."""
+        self._again = 0
         if request.request_id not in self._s.requests:
             self._arrived.append(request.num_prompt_tokens)
             if request.lora_request and self._max_adapters:
@@ -205,6 +233,7 @@ class Gate:
     @guarded
     def leave(self, request: Any) -> None:
         """A request is about to go, done or aborted."""
+        self._again = 0
         held, generated = request.num_computed_tokens, request.num_output_tokens
         if held and not request.is_prefill_chunk:
             self.view.context -= held
@@ -217,31 +246,66 @@ class Gate:
 
     @guarded
     def observe(self, output: Any) -> None:
-        """The output of an iteration is back and applied: report it to the policy."""
+        """The output of an iteration is back and applied. Decode-only iterations under one plan
+        are reported to the policy together, the others one by one."""
         while self._open:
-            of, report, started = self._open.popleft()
+            (of, start, tokens, attention, decodes, context, occupied,
+             admitted, started, preempted, blocked) = self._open.popleft()  # fmt: skip
             if of is output:
                 break
         else:
             return
-        report.end, report.waiting = perf_counter(), self.view.waiting()
+        end = perf_counter()
         if not self._idle:  # host work between two iterations belongs to the later one
-            report.start = self._ended_at
-        self._ended_at, self._idle = report.end, not (report.waiting or self._s.running)
-        report.durations = (report.end - report.start,)
-        report.arrived, self._arrived = self._arrived, []
-        report.finished, self._left = self._left, []
-        if started:
-            report.started = [
+            start = self._ended_at
+        self._ended_at, s = end, self._s
+        self._idle = not s.running and not self.view.waiting()
+        alone = tokens or admitted or preempted or not decodes
+        pending = self._pending
+        if not alone and pending is not None and pending.decodes == decodes:
+            self._durations.append(end - start)
+        else:
+            self._report()
+            begun = [
                 Started(hash(r.request_id), r.num_prompt_tokens, n, r.num_prompt_tokens + n - 1)
                 for r in started
                 if (n := r.num_output_tokens)
             ]
+            durations = self._durations = [end - start]
+            self._pending = StepReport(
+                start, end, durations, 1, tokens, attention, decodes, context, occupied,
+                (), admitted, begun, (), preempted, blocked, 0,
+            )  # fmt: skip
+        if alone or self._again <= 0 or self._idle:
+            self._report()
+
+    def _report(self) -> None:
+        """Report what is pending to the policy."""
+        report, self._pending = self._pending, None
+        if report is None:
+            return
+        report.end, report.iterations = self._ended_at, len(self._durations)
+        report.waiting = self.view.waiting()
+        report.arrived, self._arrived = self._arrived, []
+        report.finished, self._left = self._left, []
         kind = _KINDS[bool(report.prefill_tokens) + 2 * bool(report.decodes)]
-        self.iterations[kind] += 1
-        self.seconds[kind] += report.durations[0]
+        self.iterations[kind] += report.iterations
+        self.seconds[kind] += report.end - report.start
         self.counts["blocked_admissions"] += report.kv_blocked
         self.counts["preemptions"] += len(report.preempted)
         self.policy.observe(report)
+        self._reports += 1
+        if self._reports % SWITCH_CHECK == 0:
+            self._note_mode()
+        if self.learned is not None:
+            self.learned.observe(report)
         if self.publish is not None:
             self.publish(self)
+
+    def _note_mode(self) -> None:
+        mode, k, n = self.policy.decision
+        if mode != self.mode:
+            note = self._plan.note if self._plan is not None else ""
+            logger.info("phasegate: %s -> %s (k=%s N=%s) %s", self.mode, mode, k, n, note)
+            self.mode = mode
+            self.counts["switches"] += 1

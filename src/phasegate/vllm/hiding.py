@@ -24,11 +24,6 @@ class MarkHiding:
         self._marked: list[Any] = []
         self._until = 0
         self._async = scheduler.scheduler_config.async_scheduling
-        # The V1 model runner rebuilds the row of a request that comes back from the tokens known
-        # by then: under async scheduling none of its output may be in flight.
-        self._wait_for_output = bool(scheduler.scheduler_config.async_scheduling) and not getattr(
-            scheduler, "use_v2_model_runner", False
-        )
 
     def hide_decodes(self, prefilling: Sequence[Any], started: Sequence[Any]) -> int:
         """Hide all running requests but `prefilling`; `started` decode since the last iteration."""

@@ -1,8 +1,8 @@
 """phasegate_* metrics, from the engine core's process to vLLM's `/metrics` in the API server's.
 
 With PROMETHEUS_MULTIPROC_DIR set (vLLM does so for several API servers) prometheus_client carries
-them. Otherwise a small file does: named after the server's instance, written once a second, read
-when somebody scrapes. `vllm.stat_logger_plugins` is vLLM's official way into the API server.
+them. Otherwise a small file does: named after the API server's process, written once a second,
+read when somebody scrapes. `vllm.general_plugins` is vLLM's official way into that process.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
+from multiprocessing import parent_process
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from prometheus_client import REGISTRY, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from vllm.v1.metrics.loggers import StatLoggerBase
 
 from phasegate.files import write_atomic
 from phasegate.vllm.gate import Gate
@@ -39,6 +39,11 @@ HELP = {
     "phasegate_switches_total": "Changes of mode",
     "phasegate_blocked_admissions_total": "Admissions stopped because KV had no room",
     "phasegate_preemptions_total": "Requests preempted",
+    "phasegate_mean_prompt_tokens": "Estimated mean prompt length of the traffic (mu_L)",
+    "phasegate_mean_output_tokens": "Estimated mean output length of the traffic (mu_O)",
+    "phasegate_cost_seconds": "Learned: an iteration (alpha_*), a prompt token (beta_p), a decode "
+    "(b_d), a context token (k_d), a squared prompt token (beta_q)",
+    "phasegate_kappa": "Learned: what context costs in mixed iterations, relative to decode-only",
 }
 
 
@@ -52,11 +57,21 @@ def samples(gate: Gate) -> list[Sample]:
     for kind, count in gate.iterations.items():
         rows.append(("phasegate_iterations_total", {"kind": kind}, float(count)))
         rows.append(("phasegate_iteration_seconds_total", {"kind": kind}, gate.seconds[kind]))
-    return rows + [(f"phasegate_{name}_total", {}, float(n)) for name, n in gate.counts.items()]
+    rows += [(f"phasegate_{name}_total", {}, float(n)) for name, n in gate.counts.items()]
+    if (learned := gate.learned) is None:
+        return rows
+    if (traffic := learned.traffic) is not None and traffic.version:
+        rows.append(("phasegate_mean_prompt_tokens", {}, traffic.mean_prompt))
+        rows.append(("phasegate_mean_output_tokens", {}, traffic.mean_output))
+    if (known := learned.constants()) is not None:
+        constants = known.model_dump(exclude={"kind", "host"})
+        rows.append(("phasegate_kappa", {}, constants.pop("kappa")))
+        rows += [("phasegate_cost_seconds", {"constant": c}, v) for c, v in constants.items()]
+    return rows
 
 
-def _file(config: Any, rank: int) -> Path:
-    return Path(tempfile.gettempdir()) / f"phasegate-{config.instance_id}-{rank}.json"
+def _folder() -> Path:
+    return Path(tempfile.gettempdir())
 
 
 class Publisher:
@@ -64,7 +79,9 @@ class Publisher:
 
     def __init__(self, config: Any) -> None:
         self._rank = config.parallel_config.data_parallel_index
-        self._file = _file(config, self._rank)
+        server = parent_process()  # None: the engine runs in the server's own process
+        pid = os.getpid() if server is None else server.pid
+        self._file = _folder() / f"phasegate-{pid}-{self._rank}.json"
         atexit.register(self._file.unlink, missing_ok=True)
         self._due = 0.0
         self._metrics: dict[str, Any] = {}
@@ -103,34 +120,37 @@ class Publisher:
 
 
 class Collector:
-    """Reads the file of an engine when Prometheus scrapes."""
+    """Reads the files of this process's engines when Prometheus scrapes."""
 
-    def __init__(self, file: Path, rank: int) -> None:
-        self._file, self._rank = file, str(rank)
-        atexit.register(file.unlink, missing_ok=True)  # vLLM may kill the engine's process
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self.clear()  # another process may have had this number
+        atexit.register(self.clear)  # vLLM may kill the engine's process
+
+    def _files(self) -> Iterator[Path]:
+        return _folder().glob(f"phasegate-{self._pid}-*.json")
+
+    def clear(self) -> None:
+        """Remove the files."""
+        if os.getpid() == self._pid:  # not in a fork
+            for file in self._files():
+                file.unlink(missing_ok=True)
 
     def collect(self) -> Iterator[Metric]:
-        """The samples of the engine; none while it has not published yet."""
+        """The samples of the engines; none while they have not published yet."""
         families: dict[str, Metric] = {}
-        with contextlib.suppress(OSError, ValueError):
-            for name, labels, value in json.loads(self._file.read_text()):
-                family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-                if name not in families:
-                    families[name] = family(name, HELP[name], labels=["engine", *labels])
-                families[name].add_metric([self._rank, *labels.values()], value)
+        for file in sorted(self._files()):
+            rank = file.stem.rsplit("-", 1)[1]
+            with contextlib.suppress(OSError, ValueError):
+                for name, labels, value in json.loads(file.read_text()):
+                    family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+                    if name not in families:
+                        families[name] = family(name, HELP[name], labels=["engine", *labels])
+                    families[name].add_metric([rank, *labels.values()], value)
         yield from families.values()
 
 
-class PhasegateStatLogger(StatLoggerBase):
-    """Entry point of the group `vllm.stat_logger_plugins`; idle unless our scheduler is chosen."""
-
-    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-        chosen = str(vllm_config.scheduler_config.scheduler_cls)
-        if "phasegate" in chosen and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-            REGISTRY.register(Collector(_file(vllm_config, engine_index), engine_index))
-
-    def record(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing per iteration."""
-
-    def log_engine_initialized(self) -> None:
-        """Nothing to say."""
+def register() -> None:
+    """Entry point of the group `vllm.general_plugins`: runs in every process of vLLM, and does
+    nothing there but offer what our schedulers have published, if there are any."""
+    REGISTRY.register(Collector())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import vllm
@@ -12,6 +13,7 @@ from vllm.v1.request import Request
 
 from phasegate.vllm.choose import choose_policy
 from phasegate.vllm.gate import Gate
+from phasegate.vllm.learned import Learned, Origin
 from phasegate.vllm.metrics import Publisher
 from phasegate.vllm.settings import load_settings
 from phasegate.vllm.support import changed_internals, unknown_version, untested_feature
@@ -56,6 +58,11 @@ class _Gated:
         if self._phasegate is not None:
             self._phasegate.leave(request)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    def shutdown(self, *args: Any, **kwargs: Any) -> Any:
+        if self._phasegate is not None:
+            self._phasegate.close()
+        return super().shutdown(*args, **kwargs)  # type: ignore[misc]
 
 
 class PhaseScheduler(_Gated, Scheduler):  # type: ignore[misc]
@@ -102,4 +109,14 @@ def _open_gate(scheduler: Any) -> Gate | None:
     view = View(scheduler)
     policy = choose_policy(settings, scheduler, view)
     logger.info("phasegate: %s on vLLM %s", policy.spec, vllm.__version__)
-    return Gate(scheduler, view, policy, Publisher(scheduler.vllm_config))
+    out = Path(settings.profile_out) if settings.profile_out else None
+    learned = Learned(policy, out, lambda: _origin(scheduler, view))
+    return Gate(scheduler, view, policy, learned, Publisher(scheduler.vllm_config))
+
+
+def _origin(scheduler: Any, view: View) -> Origin:
+    from vllm.platforms import current_platform
+
+    model = str(scheduler.vllm_config.model_config.model).rstrip("/").rsplit("/", 1)[-1]
+    device = str(current_platform.get_device_name()) or "unknown"
+    return Origin(model, device, max(view.kv_capacity, 1), f"vLLM {vllm.__version__}")

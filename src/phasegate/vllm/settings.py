@@ -22,6 +22,7 @@ class Settings(BaseModel):
     enabled: bool = Field(True, description="false: vLLM's scheduler as it is (kill switch)")
     policy: str = Field("auto", description="policy spec, see `phasegate policies`")
     profile: str | None = Field(None, description="preset or file: what an iteration costs here")
+    profile_out: str | None = Field(None, description="file that keeps what iterations cost here")
     untested: bool = Field(False, description="true: also run on a vLLM nobody tested yet")
 
 

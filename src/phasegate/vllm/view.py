@@ -48,7 +48,6 @@ class View:
     def look(self) -> tuple[int, int]:
         """Start an iteration: (occupied slots, decoding requests)."""
         s = self._s
-        self.step += 1
         if not self._tracks_prefills:
             self.prefilling = [r for r in s.running if r.is_prefill_chunk]
         elif s._inflight_prefills or self.prefilling:
@@ -80,6 +79,11 @@ class View:
             self.head, urgent,
         )
         # fmt: on
+
+    @property
+    def settled(self) -> bool:
+        """Whether nobody waits for a grammar or for input, and may be ready at any time."""
+        return not getattr(self._s, self._deferred)
 
     def scheduled(
         self, decodes: int, started: Sequence[Any], preempted: Any, admitted: int, blocked: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from phasegate.errors import ModelError
@@ -32,22 +33,31 @@ class VllmEngine:
             engine_args: any others of vLLM's `LLM`.
 
         Raises:
-            ModelError: vLLM is not installed, or this server would run as stock.
+            ModelError: vLLM is not installed, cannot load the model or does not know an argument,
+                or would run as stock whatever the policy.
         """
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for results
         try:
             import vllm
         except ImportError as error:
-            raise ModelError(f"vLLM cannot be imported ({error}); install it beside us") from error
+            raise ModelError(f"vLLM cannot be imported ({error}); pip install vllm") from None
+        if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
+            raise ModelError(f"model {model}: there is no such folder")
         settings = {"async_scheduling": False, "enable_prefix_caching": False, **engine_args}
-        llm = vllm.LLM(
-            model=model,
-            max_num_seqs=slots,
-            max_num_batched_tokens=token_budget,
-            scheduler_cls="phasegate.vllm.Scheduler",
-            disable_log_stats=True,
-            **settings,
-        )
+        try:
+            llm = vllm.LLM(
+                model=model,
+                max_num_seqs=slots,
+                max_num_batched_tokens=token_budget,
+                scheduler_cls="phasegate.vllm.Scheduler",
+                disable_log_stats=True,
+                **settings,
+            )
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ModelError(f"vLLM cannot start with {model}: {reason}") from error
         self._engine = llm.llm_engine
         self.scheduler = self._engine.engine_core.engine_core.scheduler
         if getattr(self.scheduler, "_phasegate", None) is None:

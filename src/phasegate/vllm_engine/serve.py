@@ -5,44 +5,21 @@ from __future__ import annotations
 import gc
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from phasegate.engine.record import RunRecord
+from phasegate.engine.record import DECODE, MIXED, PREFILL, RunRecord
+from phasegate.engine.timed import TimedRecord
 from phasegate.policy.base import Decision, Policy
 from phasegate.scheduler.request import Request
+from phasegate.vllm_engine import STOCK
 from phasegate.vllm_engine.engine import VllmEngine
 from phasegate.workload.source import Source
-
-STOCK = "stock"
-"""Stands for vLLM's own scheduler where a policy spec is asked for."""
-
-Array = npt.NDArray[np.float64]
-
-
-class TimedRecord(RunRecord):
-    """A record whose token times were taken outside, one request at a time."""
-
-    def __init__(self, gaps: list[list[float]], **fields: Any) -> None:
-        """`gaps`: inter-token latencies of each row of `requests`, seconds."""
-        empty: dict[str, Any] = {"stays": {}, "ticks": np.empty(0)}
-        none = np.empty(0, dtype=np.int64)
-        super().__init__(**fields, **empty, tick_decodes=none, tick_joined=none)
-        self._gaps = [np.array(row) for row in gaps]
-
-    def itl(self) -> tuple[Array, npt.NDArray[np.int64]]:
-        """All inter-token latencies of the run: values in seconds, and how often each occurred."""
-        values = np.concatenate(self._gaps) if self._gaps else np.empty(0)
-        return values, np.ones(len(values), dtype=np.int64)
-
-    def itl_values(self, row: int) -> Array:
-        """The inter-token latencies of one request, in order, seconds."""
-        return self._gaps[row]
 
 
 class _Run:
@@ -52,6 +29,10 @@ class _Run:
         self._engine, self._scheduler, self._seed = engine, engine.scheduler, seed
         self.requests: dict[str, Request] = {}
         self.tokens: dict[str, list[float]] = {}  # when each token came
+        self._admitted: dict[str, float] = {}
+        self._preempted: Counter[str] = Counter()
+        self._recomputed: Counter[str] = Counter()
+        self._most = 1 + getattr(self._scheduler, "num_spec_tokens", 0)  # tokens of a decode
         self.rows: list[tuple[float, ...]] = []  # one per request that ended
         self.gaps: list[list[float]] = []
         self.iterations: list[tuple[float, ...]] = []
@@ -70,14 +51,13 @@ class _Run:
 
     def step(self, clock: Callable[[], float]) -> int:
         """One iteration; returns how many requests ended in it."""
-        start, ended = clock(), 0
+        start, ended, self._output = clock(), 0, None
         outputs = self._engine.step()
         now = clock()
-        scheduled = self._output.num_scheduled_tokens if self._output is not None else {}
-        self._note(scheduled, start, now)
+        if self._output is not None:
+            self._note(self._output, start, now)
         for output in outputs:
-            name = output.request_id if output.request_id in self.tokens else None
-            name = name or output.request_id.rsplit("-", 1)[0]  # vLLM makes ids unique
+            name = self._name(output.request_id)
             times = self.tokens[name]
             times += [now] * (len(output.outputs[0].token_ids) - len(times))
             if output.finished:
@@ -85,24 +65,35 @@ class _Run:
                 ended += 1
         return ended
 
+    def _name(self, request_id: str) -> str:
+        """Our name of a request: vLLM may append to it, to make it unique."""
+        return request_id if request_id in self.tokens else request_id.rsplit("-", 1)[0]
+
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Stands before the scheduler's own: keeps what was scheduled."""
         self._output = self._plain(self._scheduler, *args, **kwargs)
         return self._output
 
-    def _note(self, scheduled: dict[str, int], start: float, now: float) -> None:
-        """Book an iteration: a request that has a token decodes."""
+    def _note(self, output: Any, start: float, now: float) -> None:
+        """Book an iteration."""
+        for new in output.scheduled_new_reqs:
+            self._admitted[self._name(new.req_id)] = start
+        self._preempted.update(map(self._name, output.preempted_req_ids or ()))
+        scheduled: dict[str, int] = output.num_scheduled_tokens
         if not scheduled:
             return
         prefill = decodes = 0
-        for name, n in scheduled.items():
-            if self.tokens.get(name) or self.tokens.get(name.rsplit("-", 1)[0]):
+        for request_id, n in scheduled.items():
+            name = self._name(request_id)
+            if self.tokens[name] and n <= self._most:
                 decodes += 1
             else:
                 prefill += n
+                if self.tokens[name]:
+                    self._recomputed[name] += n
         pool, limits = self._scheduler.kv_cache_manager.block_pool, self._engine.limits
         used = limits.kv_capacity - pool.get_num_free_blocks() * limits.page
-        kind = 2 if prefill and decodes else 1 if decodes else 0
+        kind = MIXED if prefill and decodes else DECODE if decodes else PREFILL
         slots, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
         self.iterations.append((start, now - start, kind, prefill, decodes, slots, used, waiting))
 
@@ -110,8 +101,11 @@ class _Run:
         request = self.requests[name]
         self.gaps.append([b - a for a, b in pairwise(times)])
         first = times[0] if times else math.nan
-        when = (request.arrival, math.nan, first, now)
-        self.rows.append((request.id, *when, request.prompt, len(times), request.priority, 0, 0, 0))
+        when = (request.arrival, self._admitted.get(name, math.nan), first, now)
+        lost = (self._preempted[name], self._recomputed[name])
+        self.rows.append(
+            (request.id, *when, request.prompt, len(times), request.priority, *lost, 0)
+        )
 
 
 def run_workload(
@@ -125,8 +119,7 @@ def run_workload(
 ) -> RunRecord:
     """Serve all requests of `source` under `policy` (None: stock vLLM), in real time.
 
-    vLLM tells when tokens come, not when a request is admitted: "admitted" stays unknown (NaN),
-    and preemptions are not counted.
+    Tokens that are computed again are counted for requests that were preempted while they decoded.
 
     Args:
         engine: free of requests, and free again afterwards.
@@ -162,11 +155,10 @@ def run_workload(
     finally:
         del engine.scheduler.schedule
         engine.use(None)
-    names = ("id", "arrival", "admitted", "first_token", "end", "prompt", "output")
-    columns = (*names, "priority", "preemptions", "recomputed", "status")
-    kinds = ("start", "duration", "kind", "prefill_tokens", "decodes", "slots", "kv_used")
     return TimedRecord(
         run.gaps,
+        run.rows,
+        run.iterations,
         policy=policy.spec if policy is not None else STOCK,
         profile=profile,
         workload=source.label,
@@ -174,12 +166,5 @@ def run_workload(
         slots=engine.limits.slots,
         submitted=len(run.requests),
         duration=clock(),
-        requests=_columns(columns, run.rows),
-        iterations=_columns((*kinds, "waiting"), run.iterations),
         decisions=decisions,
     )
-
-
-def _columns(names: tuple[str, ...], rows: list[tuple[float, ...]]) -> dict[str, Array]:
-    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
-    return {name: table[:, i] for i, name in enumerate(names)}

@@ -1,0 +1,1 @@
+"""Measuring a running OpenAI-compatible server from a client's side."""
