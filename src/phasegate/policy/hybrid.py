@@ -16,7 +16,7 @@ from phasegate.theory.crossover import exclusive_rate, mixed_rate
 
 class Hybrid:
     """Online crossover of X_MB and X_EB (THEORY 4) with hysteresis, evaluated every 100
-    completions on current estimates; memory-safe N in both modes."""
+    completions on current estimates; the same N in both modes."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Hybrid:
         """Plan in the current mode, after weighing the two if the estimates are new."""
         n = self._capacity.limit(now)
         budget = self._options.budget(now)
-        self._rule.update(n, budget)
+        self._rule.update(self._capacity.running, budget)
         monitor = self._monitor
         if monitor.version != self._version:
             self._version = monitor.version
@@ -47,8 +47,9 @@ class Hybrid:
             self._switch.weigh(gain, monitor.completions)
         elif not self._guessed and monitor.in_system > 0.0:
             self._guessed = True
-            of = min(n, max(1, round(monitor.in_system)))
-            self._switch.guess(self._gain(of, max(1, self._rule.k * of // n), budget))
+            most = self._capacity.running
+            of = min(most, max(1, round(monitor.in_system)))
+            self._switch.guess(self._gain(of, max(1, self._rule.k * of // most), budget))
         if self._switch.exclusive:
             rule = self._rule
             return self._phases.plan(now, rule.k, n, rule.of, rule.patience)

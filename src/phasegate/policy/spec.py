@@ -17,7 +17,7 @@ from phasegate.cost.online import Prior
 from phasegate.errors import PolicyError
 from phasegate.policy.auto import Auto
 from phasegate.policy.base import NEVER, UNLIMITED, Policy
-from phasegate.policy.capacity import Capacity, FixedCapacity, MemorySafeCapacity
+from phasegate.policy.capacity import Capacity, CheaperCapacity, FixedCapacity, MemorySafeCapacity
 from phasegate.policy.exclusive import Exclusive
 from phasegate.policy.hybrid import Hybrid
 from phasegate.policy.mixed import Mixed
@@ -127,6 +127,7 @@ _EPS = {"eps": Option("accepted probability that KV overflows (with n=safe)", "0
 _RULE = {"rule": Option("`ours`, or `paper` for arXiv 2606.00516 to the letter", "ours", _rule)}
 _CLASSES = "seconds, or by priority class as in 0:0.05/5:0.5/9:none"
 _SAFE_N = {"n": Option(_N, SAFE, _slots)}
+_CHEAPER_N = {"n": Option(_N, "safe, but the engine's slots where that is faster", _slots)}
 
 
 def _options(values: Values) -> Options:
@@ -151,6 +152,15 @@ def _capacity(
     if monitor is not None and values.get("n") == SAFE:
         return MemorySafeCapacity(monitor, limits.page, float(values.get("eps", 0.01)))
     return FixedCapacity(options.n)
+
+
+def _learned_capacity(
+    values: Values, cost: CostModel, options: Options, limits: Limits, monitor: TrafficMonitor
+) -> Capacity:
+    """As asked for; memory-safe where that is not slower, if nothing was."""
+    if "n" in values or "eps" in values:
+        return _capacity({"n": SAFE, **values}, options, limits, monitor)
+    return CheaperCapacity(cost, monitor, limits.page, 0.01)
 
 
 def _known(cost: CostModel | None, spec: str) -> CostModel:
@@ -186,28 +196,28 @@ def _build_exclusive(values: Values, cost: CostModel | None, limits: Limits, spe
 
 def _build_threshold(values: Values, cost: CostModel | None, limits: Limits, spec: str) -> Policy:
     cost = _known(cost, spec)
-    values = {"n": SAFE, **values}
-    _check_eps(values, spec)
-    options = _options(values)
+    _check_eps({"n": SAFE, **values}, spec)
+    options = _options({"n": SAFE, **values})
     if values.get("rule") == "paper":
-        options = _options({"max_stall": NEVER, **values})
-        n = None if values["n"] == SAFE else options.n
+        options = _options({"n": SAFE, "max_stall": NEVER, **values})
+        n = None if values.get("n", SAFE) == SAFE else options.n
         return PaperThreshold(options, cost, n, float(values.get("eps", 0.01)), spec)
     monitor = TrafficMonitor()
-    return Threshold(options, cost, _capacity(values, options, limits, monitor), monitor, spec)
+    capacity = _learned_capacity(values, cost, options, limits, monitor)
+    return Threshold(options, cost, capacity, monitor, spec)
 
 
 def _build_hybrid(values: Values, cost: CostModel | None, limits: Limits, spec: str) -> Policy:
     cost = _known(cost, spec)
-    values = {"n": SAFE, **values}
-    _check_eps(values, spec)
-    options = _options(values)
+    _check_eps({"n": SAFE, **values}, spec)
+    options = _options({"n": SAFE, **values})
     if values.get("rule") == "paper":
-        options = _options({"max_stall": NEVER, **values})
-        n = None if values["n"] == SAFE else options.n
+        options = _options({"n": SAFE, "max_stall": NEVER, **values})
+        n = None if values.get("n", SAFE) == SAFE else options.n
         return PaperHybrid(options, cost, n, float(values.get("eps", 0.01)), spec)
     monitor = TrafficMonitor()
-    return Hybrid(options, cost, _capacity(values, options, limits, monitor), monitor, spec)
+    capacity = _learned_capacity(values, cost, options, limits, monitor)
+    return Hybrid(options, cost, capacity, monitor, spec)
 
 
 def _build_auto(values: Values, cost: CostModel | None, limits: Limits, spec: str) -> Policy:
@@ -256,12 +266,12 @@ POLICIES: dict[str, PolicyKind] = {
     ),
     "threshold": PolicyKind(
         "EB(k*): exclusive, with k* and a memory-safe N from the traffic as it comes",
-        {**SHARED, **_SAFE_N, **_STALL, **_EPS, **_RULE},
+        {**SHARED, **_CHEAPER_N, **_STALL, **_EPS, **_RULE},
         _build_threshold,
     ),
     "hybrid": PolicyKind(
         "EB+: mixed or EB(k*), whichever the cost model says is faster for the traffic seen",
-        {**SHARED, **_SAFE_N, **_STALL, **_EPS, **_RULE},
+        {**SHARED, **_CHEAPER_N, **_STALL, **_EPS, **_RULE},
         _build_hybrid,
     ),
     "auto": PolicyKind(

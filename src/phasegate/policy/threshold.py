@@ -50,7 +50,7 @@ class ThresholdRule:
 
 
 class Threshold:
-    """Exclusive phases with k* and a memory-safe N, both learned online."""
+    """Exclusive phases with k* and N, both learned online."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Threshold:
     def plan(self, now: Snapshot) -> Plan:
         """Decode or refill, by the phase rule with the current k*."""
         n = self._capacity.limit(now)
-        self._rule.update(n, self._options.budget(now))
+        self._rule.update(self._capacity.running, self._options.budget(now))
         rule = self._rule
         return self._phases.plan(now, rule.k, n, rule.of, rule.patience)
 

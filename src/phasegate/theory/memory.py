@@ -9,6 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from phasegate.cost.model import CostModel
 from phasegate.errors import InputError
 from phasegate.theory.lengths import FloatArray, raw_moments
 
@@ -144,6 +145,49 @@ def memory_safe_n(load: SlotLoad, capacity: float, eps: float = 0.01) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if need(middle) <= capacity else (low, middle)
     return low
+
+
+_AGE = 0.15
+
+
+def full_cache_preemptions(mean_prompt: float, mean_output: float) -> float:
+    """Preemptions per request if prompts are admitted whenever KV has room for them (ours).
+
+    A request that ends makes room for 1 + x prompts, x = mu_O/mu_L; the growth of the others
+    preempts all but one of them, the youngest first: rho = x / (1 + x/6). The six is fitted to
+    simulations (x from 0.05 to 10, 8 to 128 requests in KV, three length laws).
+    """
+    x = mean_output / mean_prompt
+    return x / (1.0 + x / 6.0)
+
+
+def full_cache_gain(
+    cost: CostModel,
+    mean_prompt: float,
+    mean_output: float,
+    safe: float,
+    full: float,
+    preemptions: float,
+) -> float:
+    """What a full KV cache saves against memory-safe N, seconds per request (ours).
+
+    A full cache runs more requests, so each token carries less of an iteration's fixed cost; but
+    those that it preempts, young ones, are recomputed:
+
+        alpha_d*(mu_O-1)*(1/N_safe - 1/N_full) - rho*T_prefill(mu_L + 0.15*mu_O)
+
+    With some hundred requests a safe N wastes little and wins; with a dozen it leaves a third of
+    the cache empty. Checked by `benchmarks/tight_kv.py`.
+
+    Args:
+        cost: of an iteration.
+        mean_prompt, mean_output: mu_L and mu_O, tokens.
+        safe, full: running requests with a memory-safe N, and in a full cache.
+        preemptions: rho, per request, see `full_cache_preemptions`.
+    """
+    saved = cost.alpha_decode * max(mean_output - 1.0, 0.0) * (1.0 / safe - 1.0 / full)
+    again = mean_prompt + _AGE * mean_output
+    return saved - preemptions * cost.seconds(again, 0.5 * again * again, 0, 0)
 
 
 def _skewed_quantile(z: float, skewness: float) -> float:
