@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from policy_worlds import RTX
 
 from phasegate.cost.online import MIXED, PREFILL, OnlineCost, Prior
@@ -17,7 +18,7 @@ def experienced() -> tuple[OnlineCost, Exploration]:
 
 def looks(exploration: Exploration, difference: float, error: float, refills: int) -> int:
     refill = Refill(exclusive=0.005, mixed=0.005 + difference)
-    return sum(exploration.other_mode(refill, error, True) for _ in range(refills))
+    return sum(exploration.other_mode(refill, error, True, 0.0) for _ in range(refills))
 
 
 def test_a_burst_climbs_a_ladder() -> None:
@@ -54,11 +55,28 @@ def test_later_looks_are_rare_and_rarer_the_clearer_the_difference() -> None:
     assert counts[-1] == 10
 
 
+def test_a_look_comes_when_it_is_a_small_share_of_the_time() -> None:
+    """A refill takes 1 s: a look that costs 0.1 s is due every 67 of them."""
+    _, exploration = experienced()
+    refill = Refill(0.005, 0.105)
+    looks = [r for r in range(300) if exploration.other_mode(refill, 1e-6, True, float(r))]
+    assert np.diff(looks).tolist() == [67] * (len(looks) - 1)
+
+
+def test_a_surprise_is_looked_into_at_once_but_not_for_ever() -> None:
+    cost, exploration = experienced()
+    cost.drift = lambda kind: 2.0 if kind == MIXED else 0.0  # type: ignore[method-assign]
+    refill = Refill(0.005, 0.105)
+    looks = [exploration.other_mode(refill, 1e-6, True, 0.0) for _ in range(100)]
+    assert sum(looks) == sum(looks[:8]) == 8
+    assert not exploration.other_mode(Refill(0.105, 0.005), 1e-6, False, 0.0)
+
+
 def test_small_slices_now_and_then() -> None:
     _, exploration = experienced()
     slices = []
     for _ in range(300):
-        exploration.other_mode(Refill(0.005, 0.1), 1e-6, True)
+        exploration.other_mode(Refill(0.005, 0.1), 1e-6, True, 0.0)
         slices.append(exploration.small_slice(10_000))
     assert sum(map(bool, slices)) == 2
     assert exploration.small_slice(500) == 0, "small anyway"

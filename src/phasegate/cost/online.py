@@ -175,6 +175,10 @@ class OnlineCost:
         w = np.array(weights) * self._scale
         return math.sqrt(max(float(w @ self._covariance @ w), 0.0))
 
+    def drift(self, kind: int) -> float:
+        """How far the last rows of a kind were off in one direction, in units of sigma."""
+        return self._drift[kind]
+
     # ------------------------------------------------------------------ learning
     @property
     def steady_for(self) -> int:

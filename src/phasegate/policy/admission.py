@@ -2,13 +2,26 @@
 
 What runs keeps growing, so free KV now says little. For a dozen horizons t we forecast the KV
 need of the running requests: request i is still there after t more tokens with probability
-s_i = S(age_i + t) / S(age_i), and then holds context_i + t. A request is admitted while
+s_i = S(age_i + t) / S(age_i), and then holds context_i + t. Together they need P(t) tokens, give
+or take sqrt(V(t)),
 
-    P(t) + z*sqrt(V(t)) <= C
     P(t) = sum_i (context_i + t)*s_i,   V(t) = sum_i (context_i + t)^2 * s_i*(1-s_i)
 
-holds at every t. Later admissions are judged when they come, so only what runs now counts. This
-replaces a fixed N: a batch of young requests leaves more room for growth than one of old ones.
+so KV has overflowed by t with a probability of about F(t) = max over u <= t of
+Q((C - P(u)) / sqrt(V(u))). Then the youngest are preempted, and recomputed later. One more of n
+requests takes alpha_d/n seconds of fixed cost off the others in each iteration that it runs; it
+could as well be admitted when the next of them has ended, some mu_O/n iterations from now and with
+a lower risk F'. So it is admitted now if the slot is worth more till then than the risk:
+
+    alpha_d/n * sum_{t < mu_O/n} S(t)*(1-F(t))
+        >= price * sum_t [(F(t)-F(t-1)) - (F'(t)-F'(t-1))] * S(t)*(alpha_p + beta_p*(L+t))
+
+With a handful of requests a slot is worth more than a recomputation, and KV is used to the brim.
+With hundreds it is worth little, and each preemption keeps somebody waiting: then F has to be so
+small, too, that hardly one of those that run is preempted. That takes a margin of two or three
+standard deviations. Later admissions are judged when they come, so only what runs now counts.
+This replaces a fixed N: a batch of young requests leaves more room for growth than one of old
+ones. (Ours; `docs/auto.md` has what it gains.)
 """
 
 from __future__ import annotations
@@ -19,6 +32,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
+from phasegate.cost.online import OnlineCost
 from phasegate.policy.base import Snapshot, StepReport
 from phasegate.policy.traffic import TrafficMonitor
 
@@ -29,11 +43,18 @@ PRIOR_SCALE = 512.0
 """S(t|a) = (a+512)/(a+512+t) before anything is known; less for a small cache, which nobody
 would give to longer requests than a 64th of it."""
 
-Z_START, Z_MIN, Z_MAX = 3.0, 3.0, 9.0
-_Z_UP, _Z_UP_MOST, _Z_DOWN = 0.5, 1.0, 0.05
-_PERIOD = 100  # completions between two adjustments of z
+PRICE_MIN, PRICE_MAX = 2.0, 32.0
+"""Of a preemption, in units of its recomputation: it also keeps a client waiting."""
+
+_MOST = 2.0  # preemptions, times their price, among those that run ...
+_HANDFUL = 8  # ... beyond the first few
+_DEARER, _CHEAPER = 2.0, 0.9
+_PERIOD = 100  # completions between two adjustments of the price
+_CHANCE = 5.0  # preemptions in that time that prove nothing
+_SURE = 4.5  # standard deviations that hardly anything exceeds
 _QUANTILES = np.array([0.25, 0.5, 0.75, 0.995])
 _FAR = 0.15  # share of the capacity
+_FEW = 16  # one in so many has left: time to look again
 _ATOM = 0.04  # more weight than that on one length: many requests end right there
 _AGE_CLASSES = 24  # cohorts per mean output length
 
@@ -45,12 +66,20 @@ class Admission:
     ten and for a thousand of them.
 
     Attributes:
-        z: the safety factor. It rises with preemptions and sinks slowly without.
+        price: of a preemption. It rises with more of them than foreseen, and sinks slowly.
+        risk: of being preempted, for the last request of the last answer.
     """
 
-    def __init__(self, monitor: TrafficMonitor, page: int) -> None:
-        self._monitor, self._page = monitor, page
-        self.z = Z_START
+    def __init__(self, monitor: TrafficMonitor, cost: OnlineCost, page: int) -> None:
+        """
+        Args:
+            monitor: the lengths seen.
+            cost: what iterations cost.
+            page: KV page, tokens.
+        """
+        self._monitor, self._cost, self._page = monitor, cost, page
+        self.price = PRICE_MIN
+        self.risk = 0.0
         self._tick = 0
         self._width = 1  # ticks of birth per cohort
         self._cohorts: dict[int, list[float]] = {}  # number, sum of births, offsets, offsets^2
@@ -62,16 +91,20 @@ class Admission:
         self._horizons: list[float] = []
         self._fresh: list[float] = []  # S(t) of a request that has just started
         self._base_tick = -1
+        self._left = 0  # requests that have ended since
         self._need: list[float] = []  # P(t) of what runs
         self._variance: list[float] = []  # V(t)
         self._heads: list[int] = []
         self._tokens = 0  # of all of them
         self._last = 1  # answer when KV last limited it
-        self._tightest: float | None = 0.0  # max of P(t) + z*sqrt(V(t)), None: not known yet
+        self._tightest: float | None = 0.0  # max of P(t) + _SURE*sqrt(V(t)), None: not known yet
         self._most_growth = self._most_spread = 0.0  # of a fresh request: max t*S, t*sqrt(S(1-S))
         self._limited = -1  # the last answer, if KV limited it and nothing has changed since
+        self._running = 0
         self._finished = 0
         self._preempted = 0
+        self._foreseen = 0.0  # preemptions, at most
+        self._raised = False
 
     # ------------------------------------------------------------------ learning
     def observe(self, step: StepReport) -> None:
@@ -80,6 +113,7 @@ class Admission:
             self._tick += step.iterations
         tick = self._tick
         if step.admitted and self._base_tick >= 0:
+            self._foreseen += step.admitted * self.risk
             self._add(self._heads[: step.admitted])
             del self._heads[: step.admitted]
             self._tokens = sum(self._heads)
@@ -94,6 +128,7 @@ class Admission:
             sums[3] += offset * offset
         for finished in step.finished:
             self._leave(finished.id)
+        self._left += len(step.finished)
         for request in step.preempted:
             self._leave(request)
             self._base_tick = -1
@@ -114,15 +149,17 @@ class Admission:
             del self._cohorts[cohort]
 
     def _adjust(self, finished: int, preempted: int) -> None:
+        """More preemptions than foreseen: the forecast is too bold."""
         self._finished += finished
-        if preempted:
-            room = _Z_UP_MOST - self._preempted * _Z_UP
-            self.z = min(Z_MAX, self.z + max(0.0, min(preempted * _Z_UP, room)))
-            self._preempted += preempted
+        self._preempted += preempted
+        if preempted and not self._raised and self._preempted > 2.0 * self._foreseen + _CHANCE:
+            self._raised = True
+            self.price = min(PRICE_MAX, self.price * _DEARER)
         if self._finished >= _PERIOD:
-            if not self._preempted:
-                self.z = max(Z_MIN, self.z - _Z_DOWN)
+            if not self._raised:
+                self.price = max(PRICE_MIN, self.price * _CHEAPER)
             self._finished = self._preempted = 0
+            self._foreseen, self._raised = 0.0, False
 
     # ------------------------------------------------------------------ answering
     def fit(self, now: Snapshot, most: int) -> int:
@@ -130,6 +167,7 @@ class Admission:
         most = min(most, now.waiting)
         if most <= 0:
             return 0
+        self._running = now.running
         self._refresh(now)
         if 0 <= self._limited < most:
             return self._limited
@@ -139,29 +177,44 @@ class Admission:
         if not heads:
             return 0
         capacity = now.kv_capacity
-        half = (self._page - 1) / 2
+        page = self._page
+        half = (page - 1) / 2
+        if sum(heads) + page * len(heads) > now.kv_free:
+            pages = accumulate(-(-need // page) for need in heads)
+            free = now.kv_free // page
+            least = 0 if now.running else 1  # alone in the cache a request always fits
+            del heads[max(least, sum(taken <= free for taken in pages)) :]
+            if not heads:
+                self._limited = 0
+                return 0
         high = len(heads)
         self._tokens = sum(heads)
         total = self._tokens + half * high
         if self._surely_holds(capacity, high, total, total * (max(heads) + half)):
+            self.risk = 0.0
             return high
         needs = [need + half for need in heads]
-        if self._holds(capacity, high, total, sum(n * n for n in needs)):
+        risk = self._risk(capacity, high, total, sum(n * n for n in needs), needs[-1])
+        if risk is not None:
+            self.risk = risk
             return high
         first = [0.0, *accumulate(needs)]
         second = [0.0, *accumulate(n * n for n in needs)]
         low, step = 0, 1
-        guess = min(self._last, high - 1)  # the answer changes little: look around the last one
+        guess = max(
+            1, min(self._last, high - 1)
+        )  # the answer changes little: look around the last one
         while high - low > 1:
-            if self._holds(capacity, guess, first[guess], second[guess]):
-                low = guess
+            risk = self._risk(capacity, guess, first[guess], second[guess], needs[guess - 1])
+            if risk is not None:
+                low, self.risk = guess, risk
                 guess = min(guess + step, high - 1) if step < high - low else (low + high) // 2
             else:
                 high = guess
                 guess = max(guess - step, low + 1) if step < high - low else (low + high) // 2
             step *= 2
         if not low and not now.running:
-            low = 1  # alone in the cache a request always fits
+            low = 1
         self._limited = self._last = low
         return low
 
@@ -180,30 +233,52 @@ class Admission:
         Deviations obey the triangle inequality; `second` may be too large.
         """
         spread = math.sqrt(second) + math.sqrt(count) * self._most_spread
-        need = first + count * self._most_growth + self.z * spread
+        need = first + count * self._most_growth + _SURE * spread
         return need <= self._slack(capacity)
 
-    def _holds(self, capacity: int, count: int, first: float, second: float) -> bool:
-        """Whether KV suffices at every horizon with `count` more requests.
+    def _risk(
+        self, capacity: int, count: int, first: float, second: float, last: float
+    ) -> float | None:
+        """Risk of a preemption for the last of `count` more requests; None: not worth it.
 
-        `first`, `second`: sum of their needs at admission, and of the squares of those.
+        `first`, `second`: sum of their needs at admission, and of the squares of those;
+        `last`: need of the last one.
         """
-        z = self.z
+        cost, monitor, price = self._cost, self._monitor, self.price
+        total = self._running + count
+        stay = 1.0 - 1.0 / max(self._running, 1)  # share of what runs, when the next has ended
+        until = monitor.mean_output / total  # ... that many iterations from now
+        most = _MOST / (price * max(total - _HANDFUL, 1e-9))
+        saved = cost.alpha_decode / total
+        each = price * cost["beta_p"]
+        fixed = price * cost.alpha_prefill + each * last
+        risk = later = gain = loss = before = 0.0
+        alive = 1.0
         for t, s, p, v in zip(self._horizons, self._fresh, self._need, self._variance, strict=True):
-            need = p + (first + count * t) * s
-            if need > capacity:
-                return False
-            spread = v + (second + t * (2.0 * first + count * t)) * s * (1.0 - s)
-            if need + z * math.sqrt(spread) > capacity:
-                return False
-        return True
+            if not t:  # whether they fit now has been looked at
+                continue
+            room = capacity - (first + count * t) * s
+            spread = (second + t * (2.0 * first + count * t)) * s * (1.0 - s)
+            overflow = _beyond(room - p, spread + v)
+            if overflow > most:
+                return None
+            if overflow > risk:
+                loss += (overflow - risk) * s * (fixed + each * t)
+                risk = overflow
+                overflow = _beyond(room - stay * p, spread + stay * v)
+                if overflow > later:
+                    loss -= (overflow - later) * s * (fixed + each * t)
+                    later = overflow
+            if before < until:
+                gain += saved * (min(t, until) - before) * 0.5 * (alive + s) * (1.0 - risk)
+            before, alive = t, s
+        return risk if gain >= loss else None
 
     def _slack(self, capacity: int) -> float:
         """KV tokens that are left at the tightest horizon."""
         if self._tightest is None:
-            z = self.z
             self._tightest = max(
-                (p + z * math.sqrt(v) for p, v in zip(self._need, self._variance, strict=True)),
+                (p + _SURE * math.sqrt(v) for p, v in zip(self._need, self._variance, strict=True)),
                 default=0.0,
             )
         return capacity - self._tightest
@@ -229,9 +304,11 @@ class Admission:
         elif self._base_tick >= 0:
             # Far from the limit, there is no need to look often.
             far = self._slack(now.kv_capacity) > _FAR * now.kv_capacity
-            if self._tick - self._base_tick < self._every * (4 if far else 1):
+            due = self._tick - self._base_tick >= self._every * (4 if far else 1)
+            if not due and self._left * _FEW <= now.running:
                 return
         self._base_tick = self._tick
+        self._left = 0
         self._limited = -1
         self._tightest = None
         half = (self._page - 1) / 2
@@ -332,3 +409,10 @@ def _survival(values: Array, weights: Array, below: Array) -> tuple[Array, Array
     alive[1:][smooth] = middle[smooth]
     alive[-1] = 0.0
     return np.maximum.accumulate(ages), np.minimum.accumulate(np.maximum(alive, 0.0))
+
+
+def _beyond(margin: float, variance: float) -> float:
+    """P(X > margin) for a normal variable of mean 0."""
+    if variance <= 0.0:
+        return float(margin < 0.0)
+    return 0.5 * math.erfc(margin / math.sqrt(2.0 * variance))

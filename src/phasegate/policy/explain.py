@@ -39,8 +39,8 @@ def _admission(rule: MarginalRule, choice: Choice) -> str:
     peak = rule.admission.peak
     return (
         f"{choice.fit} of those waiting can be admitted; KV of the running ones is expected to "
-        f"peak at {peak:,.0f} tokens, kept {rule.admission.z:.1f} standard deviations below the "
-        "capacity"
+        f"peak at {peak:,.0f} tokens, the last one takes a risk of {rule.admission.risk:.1%} to be "
+        "preempted"
     )
 
 

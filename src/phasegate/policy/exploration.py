@@ -3,9 +3,11 @@
 An exclusive policy never sees a mixed iteration, and a full server never sees a small batch. So
 the first requests of a burst are let in on a ladder (1, 4, 16, 64, by turns exclusive and
 mixed, with a few decode iterations after each), which tells fixed costs from those per token.
-Later one refill in 64 to 256 begins with one iteration of the other mode, or with a small slice;
-more often as long as the difference between the modes is within its own error, where a look costs
-as little as the difference. All on counters: the same run makes the same choices.
+Later one refill in 32 to 256 begins with one iteration of the other mode, or with a small slice:
+as soon as the difference between the modes is a small share of the time since the last look; more
+often as long as that difference is within its own error, where a look costs as little. A look
+that shows something else than expected is followed by others, at once: the engine may have
+changed. No dice: the same run makes the same choices.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ _PAUSE = 3  # decode iterations after each
 _ENOUGH = 4  # iterations of a mode that the first comparison needs
 _EVERY = ((12.0, 256), (6.0, 128), (4.0, 64), (3.0, 24), (2.0, 8), (1.0, 4), (0.0, 2))
 """(difference between the modes in standard errors, refills from one look to the next)"""
+_SOONEST = 32  # refills from one look to the next, where the difference is clear
+_PRICE = 0.0015  # share of the time that looks may cost
+_DOUBT = 0.4  # standard errors that the last looks were off by on average
+_FOLLOW = 8  # looks in a row
 _SMALL = 256  # prompt tokens of a small slice
 
 
@@ -28,6 +34,8 @@ class Exploration:
         self._cost = cost
         self._refills = 0
         self._other_at = 0
+        self._other_time = 0.0
+        self._follows = 0
         self._small_at = 0
         self._rung = 0
 
@@ -48,20 +56,27 @@ class Exploration:
         self._rung += 1
         return rung
 
-    def other_mode(self, refill: Refill, error: float, exclusive: bool) -> bool:
+    def other_mode(self, refill: Refill, error: float, exclusive: bool, now: float) -> bool:
         """Whether this refill, best done the given way, begins with an iteration of the other.
 
-        `error`: standard error of the difference between the two costs, seconds.
+        `error`: standard error of the difference between the two costs, seconds; `now`: clock.
         """
         self._refills += 1
         since = self._refills - self._other_at
-        if self._cost.rows[MIXED if exclusive else PREFILL] < _ENOUGH:
+        cost, kind = self._cost, MIXED if exclusive else PREFILL
+        follow = False
+        if cost.rows[kind] < _ENOUGH:
             due = since >= 2
         else:
             difference = abs(refill.exclusive - refill.mixed)
             due = since >= next(every for sure, every in _EVERY if difference >= sure * error)
+            affordable = _PRICE * (now - self._other_time)
+            due = due or (since >= _SOONEST and difference <= affordable)
+            if not due and abs(cost.drift(kind)) > _DOUBT and self._follows < _FOLLOW:
+                due = follow = True
         if due:
-            self._other_at = self._refills
+            self._follows = self._follows + 1 if follow else 0
+            self._other_at, self._other_time = self._refills, now
         return due
 
     def small_slice(self, tokens: float) -> int:

@@ -118,7 +118,7 @@ class MarginalRule:
     ) -> None:
         self.cost = cost
         self.monitor = TrafficMonitor()
-        self.admission = Admission(self.monitor, page)
+        self.admission = Admission(self.monitor, cost, page)
         self.targets = targets
         self.always_mixed = False
         self.choice = Choice(0.0, "decode", "nothing has happened yet", 0, 0)
@@ -346,7 +346,7 @@ class MarginalRule:
         if choice.running and not self.always_mixed:
             weights = mode_weights(choice.tokens, choice.context, room)
             error = self.cost.error_of(weights)
-            if exploration.other_mode(refill, error, self.exclusive):
+            if exploration.other_mode(refill, error, self.exclusive, now.now):
                 phase.exclusive = not self.exclusive
             elif self.exclusive:
                 phase.first = exploration.small_slice(choice.tokens)
