@@ -35,7 +35,7 @@ import torch
 import transformers
 from harness import draw_requests, markdown
 
-from phasegate.calibrate import Design, Sample, fit_interference, measure
+from phasegate.calibrate import Design, Sample, fit_interference
 from phasegate.cost.model import CostModel, InterferenceCost
 from phasegate.cost.profile import load_profile
 from phasegate.engine.clock import Clock, VirtualClock, WallClock
@@ -47,11 +47,10 @@ from phasegate.files import write_atomic
 from phasegate.model.attention import DecodeKernels, PackedStep
 from phasegate.model.kv_memory import LayerShape
 from phasegate.model.loading import LoadedModel, load_model
-from phasegate.model.measured import PromptSource, device_name, random_generation
+from phasegate.model.measured import PromptSource, device_name, measure_samples
 from phasegate.model.runner import TorchRunner
 from phasegate.policy.spec import build_policy
 from phasegate.scheduler.limits import Limits
-from phasegate.scheduler.request import Request
 from phasegate.scheduler.scheduler import Scheduler
 from phasegate.workload import RequestTable, source_of
 from phasegate.workload.source import Source
@@ -265,13 +264,7 @@ def kappa_at(samples: list[Sample], cost: InterferenceCost, context: int) -> flo
 
 def calibrate(size: Size, runner: TorchRunner, limits: Limits, report: Report) -> InterferenceCost:
     """Measure iterations, fit, report."""
-    vocabulary = size.model["vocab_size"]
-
-    def request(index: int, prompt: int, max_tokens: int) -> Request:
-        payload = random_generation(index, prompt, max_tokens, vocabulary)
-        return Request(index, prompt, max_tokens, payload=payload)
-
-    samples = measure(runner, WallClock(), limits, request, size.design, time_limit=size.calibrate)
+    samples = measure_samples(runner, limits, size.calibrate, design=size.design)
     fit = fit_interference(samples)
     cost = fit.cost
     quality = f"R^2 {fit.r2:.4f}, typical error {fit.typical:.1%}, {fit.samples} iterations"
@@ -284,7 +277,8 @@ def calibrate(size: Size, runner: TorchRunner, limits: Limits, report: Report) -
     for context in size.design.contexts:
         report.add(f"kappa at {context}", kappa_at(samples, cost, context))
     alone = [s.seconds for s in samples if s.decodes == 1 and not s.prefill_tokens]
-    report.add("one decode", float(np.median(alone)) * 1e3, "ms", "median iteration")
+    if alone:
+        report.add("one decode", float(np.median(alone)) * 1e3, "ms", "median iteration")
     return cost
 
 

@@ -68,6 +68,25 @@ def test_tells_interference_from_its_absence_in_noise(kappa: float) -> None:
     assert fit.typical < 0.03
 
 
+def test_a_stall_of_the_machine_is_told_and_is_no_residual() -> None:
+    calm, shaken = calibrate(RTX, noise=0.001), calibrate(RTX, noise=0.001, rounds=4)
+    slow = [i for i, s in enumerate(shaken) if s.decodes == 8][:3]
+    for i in slow:
+        shaken[i] = shaken[i]._replace(seconds=shaken[i].seconds * 9.0)
+    fit, quiet = fit_interference(shaken), fit_interference(calm)
+    assert fit.stalls >= len(slow)
+    assert fit.longest_stall == pytest.approx(9.0, rel=0.05)
+    assert abs(fit.worst) < 0.05
+    assert fit.cost.b_d == pytest.approx(quiet.cost.b_d, rel=0.05)
+
+
+def test_prompt_chunks_of_all_sizes_are_measured_with_and_without_decodes() -> None:
+    samples = calibrate(RTX, rounds=1)
+    for decode in (False, True):
+        chunks = {s.prefill_tokens for s in samples if (s.decodes > 0) == decode}
+        assert chunks >= {16, 64, 256, 1024, 2048}
+
+
 def test_stops_at_the_time_limit_with_enough_to_fit() -> None:
     clock = VirtualClock()
     samples = measure(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ Array = npt.NDArray[np.float64]
 CONSTANTS = ("alpha_p", "alpha_d", "beta_p", "beta_q", "b_d", "k_d", "kappa")
 
 _HUBER = 2.0  # scaled residuals beyond this are outliers
+_STALL = 1.5
 _ROUNDS = 12
 _RESAMPLES = 200
 
@@ -55,6 +56,9 @@ class Fit:
         worst_sample: a sample of that composition.
         typical: median absolute relative residual over compositions.
         samples: number of iterations used.
+        stalls: iterations that took more than 1.5 times the median of their composition: the
+            machine stood still. They hardly count for the constants, and not for the residuals.
+        longest_stall: the largest of these factors, 1 without stalls.
     """
 
     cost: InterferenceCost
@@ -64,6 +68,8 @@ class Fit:
     worst_sample: Sample
     typical: float
     samples: int
+    stalls: int = 0
+    longest_stall: float = 1.0
 
 
 def fit_interference(samples: Sequence[Sample], seed: int = 0) -> Fit:
@@ -102,10 +108,13 @@ def fit_interference(samples: Sequence[Sample], seed: int = 0) -> Fit:
     )
     low, high = np.quantile(spread, (0.025, 0.975), axis=0)
     values = _constants(solution)
-    residual = (design @ solution - seconds) / seconds
-    per_shape = _median_by_row(rows, residual)
+    model = design @ solution
+    factor = _against_likes(rows, seconds, model)
+    steady = factor <= max(_STALL, float(factor.min()))
+    residual = (model - seconds) / seconds
+    per_shape = _median_by_row(rows, residual, steady)
     worst_row, worst = max(per_shape, key=lambda item: abs(item[1]))
-    model = np.array([float(design[i] @ solution) for i, _ in per_shape])
+    model = model[[i for i, _ in per_shape]]
     measured = model / (1.0 + np.array([value for _, value in per_shape]))
     total = float(((measured - measured.mean()) ** 2).sum())
     r2 = 1.0 - float(((model - measured) ** 2).sum()) / total if total > 0 else 1.0
@@ -122,6 +131,8 @@ def fit_interference(samples: Sequence[Sample], seed: int = 0) -> Fit:
         worst_sample=samples[worst_row],
         typical=float(np.median([abs(value) for _, value in per_shape])),
         samples=len(samples),
+        stalls=int((~steady).sum()),
+        longest_stall=float(factor[~steady].max(initial=1.0)),
     )
 
 
@@ -166,12 +177,32 @@ def _constants(solution: Array) -> Array:
     return np.append(solution[:6], kappa)
 
 
-def _median_by_row(rows: Array, residual: Array) -> list[tuple[int, float]]:
-    """(index of a sample, median residual) per composition; contexts differ by a few tokens
-    between repetitions, so compositions are told apart by rounded shares."""
+def _by_composition(rows: Array) -> list[list[int]]:
+    """Samples of the same composition; contexts differ by a few tokens between repetitions, so
+    compositions are told apart by rounded shares."""
     groups: dict[tuple[float, ...], list[int]] = {}
     for i, row in enumerate(rows):
         per_request = row[3] / row[2] if row[2] else 0.0
         key = (row[0], round(row[1], 1), row[2], round(per_request / 32))
         groups.setdefault(key, []).append(i)
-    return [(members[0], float(np.median(residual[members]))) for members in groups.values()]
+    return list(groups.values())
+
+
+def _against_likes(rows: Array, seconds: Array, model: Array) -> Array:
+    """How much longer than usual each iteration took: the usual is the median over the same
+    composition, or what the model says where that was measured only once or twice."""
+    factor = np.ones(len(rows))
+    for members in _by_composition(rows):
+        usual = np.median(seconds[members]) if len(members) > 2 else model[members]
+        factor[members] = seconds[members] / np.maximum(usual, 1e-300)
+    return factor
+
+
+def _median_by_row(rows: Array, residual: Array, steady: Any) -> list[tuple[int, float]]:
+    """(index of a sample, median residual) per composition, over the steady samples."""
+    found = []
+    for members in _by_composition(rows):
+        kept = [i for i in members if steady[i]]
+        if kept:
+            found.append((kept[0], float(np.median(residual[kept]))))
+    return found

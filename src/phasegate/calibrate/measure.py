@@ -21,6 +21,8 @@ from phasegate.scheduler.limits import Limits
 from phasegate.scheduler.request import Request
 from phasegate.scheduler.scheduler import Scheduler
 
+_CHUNKS_PER_VISIT = 2
+
 MakeRequest = Callable[[int, int, int], Request]
 """(id, prompt length, max_tokens) -> a request that the runner accepts."""
 
@@ -154,8 +156,9 @@ def measure(
 ) -> list[Sample]:
     """Measure iterations until `time_limit` seconds have passed on `clock` or `rounds` are done.
 
-    Each round visits all compositions that fit, from the second on in a new random order, so that
-    drift of the machine hits all of them alike.
+    Each round visits all numbers of decodes at all contexts, from the second on in a new random
+    order; every visit also measures some prompt chunks, with these decodes and alone. So drift of
+    the machine hits all kinds of iterations alike.
 
     Args:
         runner, clock, limits: the engine to measure; nothing else may use it.
@@ -172,12 +175,13 @@ def measure(
     groups = _groups(design, limits)
     _warm_up(bench, design, groups)
     order = Random(seed)
+    mixed, alone = _Deck(design, order), _Deck(design, order)
     samples: list[Sample] = []
     for turn in range(rounds):
         if turn:
             order.shuffle(groups)
         for count, context in groups:
-            for sample in _visit(bench, design, count, context):
+            for sample in _visit(bench, design, count, context, mixed, alone):
                 samples.append(sample)
                 passed = clock.now() - began
                 if progress is not None:
@@ -187,8 +191,28 @@ def measure(
     return samples
 
 
+class _Deck:
+    """(chunk, start) pairs like cards: all are dealt once, then they are shuffled again."""
+
+    def __init__(self, design: Design, order: Random) -> None:
+        self._cards = [(chunk, start) for chunk in design.chunks for start in design.starts]
+        self._left: list[tuple[int, int]] = []
+        self._order = order
+
+    def deal(self) -> tuple[int, int]:
+        """The next pair."""
+        if not self._left:
+            self._left = self._cards[:]
+            self._order.shuffle(self._left)
+        return self._left.pop()
+
+
 def _warm_up(bench: _Bench, design: Design, groups: list[tuple[int, int]]) -> None:
     """Touch all the memory and run each kind of iteration once: the first time costs extra."""
+    if not groups:
+        raise InputError(
+            "not even one decoding request fits the KV cache next to a prompt; calibrate with more"
+        )
     count, context = max(groups, key=lambda group: group[0] * group[1])
     ids = bench.decoders(count, context, 4)
     bench.decode()
@@ -198,16 +222,21 @@ def _warm_up(bench: _Bench, design: Design, groups: list[tuple[int, int]]) -> No
 
 def _affordable(bench: _Bench, design: Design, time_limit: float) -> Design:
     """Without the chunks that would eat up the time: each takes a thirtieth of it at most."""
-    smallest = min(design.chunks)
-    bench.prefill(0, smallest, decode=False)  # warm-up
-    per_token = bench.prefill(0, smallest, decode=False).seconds / smallest
-    most = time_limit / 30 / per_token
-    return replace(design, chunks=tuple(s for s in design.chunks if s <= max(most, smallest)))
+    most = time_limit / 30
+    chunks: list[int] = []
+    seconds = 0.0
+    for chunk in sorted(design.chunks):
+        if chunks and seconds * chunk / chunks[-1] > most:
+            break
+        bench.prefill(0, chunk, decode=False)  # warm-up
+        seconds = bench.prefill(0, chunk, decode=False).seconds
+        chunks.append(chunk)
+    return replace(design, chunks=tuple(chunks))
 
 
 def _groups(design: Design, limits: Limits) -> list[tuple[int, int]]:
-    """(decoding requests, context) that fit KV; (0, 0): prefill alone. What a fit cannot do
-    without comes first: prefill alone, then every number of requests at the extreme contexts."""
+    """(decoding requests, context) that fit KV. What a fit cannot do without comes first: every
+    number of requests at the extreme contexts."""
     spare = max(design.chunks) + max(design.starts) + 2 * limits.page
     fitting = [
         (count, context)
@@ -215,24 +244,24 @@ def _groups(design: Design, limits: Limits) -> list[tuple[int, int]]:
         for count in design.decodes
         if count * (context + 64 + limits.page) + spare <= limits.kv_capacity
     ]
-    extremes = (design.contexts[0], max(context for _, context in fitting) if fitting else 0)
-    return [(0, 0), *sorted(fitting, key=lambda g: (g[1] not in extremes, -g[0]))]
+    extremes = (design.contexts[0], max((context for _, context in fitting), default=0))
+    return sorted(fitting, key=lambda g: (g[1] not in extremes, -g[0]))
 
 
-def _visit(bench: _Bench, design: Design, count: int, context: int) -> Iterator[Sample]:
-    """Samples with `count` requests decoding at `context`."""
-    if not count:
-        for chunk in design.chunks:
-            for start in design.starts:
-                yield bench.prefill(start, chunk, decode=False)
-        return
-    ids = bench.decoders(count, context, design.repeat + len(design.chunks) + 1)
+def _visit(
+    bench: _Bench, design: Design, count: int, context: int, mixed: _Deck, alone: _Deck
+) -> Iterator[Sample]:
+    """Samples with `count` requests decoding at `context`, and of prefill alone."""
+    ids = bench.decoders(count, context, design.repeat + _CHUNKS_PER_VISIT + 1)
     try:
         for _ in range(design.repeat):
             yield bench.decode()
-        for i, chunk in enumerate(design.chunks):
+        for _ in range(_CHUNKS_PER_VISIT):
+            chunk, start = mixed.deal()
             if chunk + count <= bench.token_budget:
-                yield bench.prefill(design.starts[i % len(design.starts)], chunk, decode=True)
+                yield bench.prefill(start, chunk, decode=True)
+            chunk, start = alone.deal()
+            yield bench.prefill(start, chunk, decode=False)
     finally:
         bench.abort(*ids)
 

@@ -43,6 +43,11 @@ def _quality(fit: Fit) -> Iterator[str]:
         f"R^2 {fit.r2:.4f} over {fit.samples} iterations; typical error {fit.typical * 100:.1f} %"
     )
     yield f"worst residual {fit.worst * 100:+.1f} %: {_words(fit.worst_sample)}"
+    if fit.stalls:
+        yield (
+            f"{fit.stalls} iterations were outliers (the machine stalled, up to "
+            f"{fit.longest_stall:.1f} times as long as their like) and count little"
+        )
     if fit.cost.kappa >= 1.05:
         yield (
             f"prefill disturbs decode attention here (kappa {fit.cost.kappa:.2f}): "
