@@ -242,7 +242,6 @@ def test_wrong_settings_are_one_clear_line(config: dict[str, Any], message: str)
         ("{", "is not JSON"),
         ('{"policy": "mixt"}', "did you mean mixed"),
         ('{"policy": "hybrid"}', "give a profile"),
-        ('{"policy": "auto:itl=0.1"}', "leave out itl and ttft"),
         ('{"policy": "hybrid", "profile": "h201/qwen3-8b"}', "h200/qwen3-8b"),
     ],
 )

@@ -9,7 +9,7 @@ from phasegate.cost.profile import load_profile
 from phasegate.errors import InputError
 from phasegate.files import check_writable
 from phasegate.policy.base import Policy
-from phasegate.policy.spec import build_policy, parse_spec
+from phasegate.policy.spec import build_policy
 from phasegate.scheduler.limits import Limits
 from phasegate.vllm.settings import Settings
 from phasegate.vllm.view import View
@@ -21,7 +21,7 @@ def choose_policy(settings: Settings, scheduler: Any, view: View) -> Policy:
     If `profile` and `profile_out` are the same file, it need not exist yet.
 
     Raises InputError for a spec or a profile that is wrong, or if a policy that cannot do without
-    a profile has none, or for latency targets, or if `profile_out` cannot be written.
+    a profile has none, or if `profile_out` cannot be written.
     """
     limits = Limits(
         kv_capacity=max(view.kv_capacity, 1),
@@ -29,7 +29,6 @@ def choose_policy(settings: Settings, scheduler: Any, view: View) -> Policy:
         token_budget=scheduler.max_num_scheduled_tokens,
         page=max(round(view.page), 1),
     )
-    check_supported(settings.policy)
     profile, out = settings.profile, settings.profile_out
     if out is not None:
         check_writable(Path(out))
@@ -37,15 +36,3 @@ def choose_policy(settings: Settings, scheduler: Any, view: View) -> Policy:
             profile = None
     cost = load_profile(profile).cost_model() if profile is not None else None
     return build_policy(settings.policy, cost, limits)
-
-
-def check_supported(spec: str) -> None:
-    """Raise InputError for a policy that does not work inside vLLM."""
-    name, values = parse_spec(spec)
-    # They limit N by what slices can feed, and then no guard bounds how long a request waits
-    # (tests/vllm/vllm_fuzz.py found it held for over 120 iterations).
-    if name == "auto" and ("itl" in values or "ttft" in values):
-        raise InputError(
-            f"policy {spec!r}: latency targets are not supported inside vLLM yet; "
-            "leave out itl and ttft"
-        )

@@ -10,7 +10,7 @@ from itertools import chain
 from time import perf_counter
 from typing import Any
 
-from phasegate.policy.base import Finished, Plan, Policy, Started, StepReport
+from phasegate.policy.base import UNLIMITED, Finished, Plan, Policy, Started, StepReport
 from phasegate.vllm.hiding import MarkHiding, SwapHiding
 from phasegate.vllm.learned import Learned
 from phasegate.vllm.view import View
@@ -80,7 +80,10 @@ class Gate:
         self._max_adapters = scheduler.lora_config.max_loras if scheduler.lora_config else 0
         self._adapters: Counter[int] = Counter()
         self._as_stock = policy.spec.startswith("mixed")
-        self._saved: tuple[int, int, int, int] | None = None
+        statuses = type(view.running)
+        self._complete = tuple(getattr(statuses, n) for n in _COMPLETE if hasattr(statuses, n))
+        self._cap: int | None = None  # vLLM's own, while it is lowered
+        self._budgets: tuple[int, int, int] | None = None  # vLLM's own, while they are changed
         self._plan: Plan | None = None
         self._again = self._running = 0  # iterations that the plan still stands for, with so many
         self._limit = self._budget = self._empty = 0
@@ -127,51 +130,61 @@ class Gate:
             self._set(self._plan, occupied, decoding)
 
     def _close(self, limit: int) -> None:
-        """Remember vLLM's own limits, and admit up to `limit` running requests only."""
+        """Let `limit` requests run at most."""
         s, cap = self._s, self.view.cap
-        watermark = s.kv_cache_manager.watermark_blocks if self._watermark else 0
-        chunk = s.scheduler_config.long_prefill_token_threshold
-        self._saved = (getattr(s, cap), s.max_num_scheduled_tokens, chunk, watermark)
+        self._cap = getattr(s, cap)
         setattr(s, cap, limit)
 
     def _set(self, plan: Plan, occupied: int, decoding: int) -> None:
-        s, config, view = self._s, self._s.scheduler_config, self.view
-        budget, tokens, hidden = s.max_num_scheduled_tokens, plan.prefill_tokens, 0
+        s, view, hidden = self._s, self.view, 0
         cap = min(getattr(s, view.cap), plan.capacity, occupied + plan.admit)
+        tokens = plan.prefill_tokens
         if decoding and not plan.decode:
             hidden = self.hiding.hide_decodes(view.prefilling, self._started)
         else:
             self.hiding.show()
             if decoding and tokens <= 0:
+                cap, tokens = 0, UNLIMITED
                 if view.prefilling:
                     hidden = self.hiding.hide_once(view.prefilling)
                 elif plan.admit <= 0 and view.settled:
                     self._again, self._running = min(plan.repeat, LONGEST) - 1, len(s.running)
-                cap, tokens = 0, budget
             tokens += decoding * (1 + self._drafts)
         self._limit = max(cap, occupied)
         self._close(self._limit - hidden)
+        self._budget = s.max_num_scheduled_tokens
+        if tokens < UNLIMITED:
+            self._set_budgets(plan, tokens)
+
+    def _set_budgets(self, plan: Plan, tokens: int) -> None:
+        s, config, kv = self._s, self._s.scheduler_config, self._s.kv_cache_manager
+        budget, chunk = s.max_num_scheduled_tokens, config.long_prefill_token_threshold
+        watermark = kv.watermark_blocks if self._watermark else 0
+        self._budgets = (budget, chunk, watermark)
         # Without chunked prefill, a budget below the length of a prompt would never admit it.
         if tokens < budget and config.enable_chunked_prefill:
-            budget = s.max_num_scheduled_tokens = tokens if tokens > 0 else 1
-        self._budget = budget
-        if plan.chunk < (config.long_prefill_token_threshold or budget):
+            budget = self._budget = s.max_num_scheduled_tokens = max(tokens, 1)
+        if plan.chunk < (chunk or budget):
             config.long_prefill_token_threshold = plan.chunk
         if self._watermark and plan.kv_reserve > 0:
-            kv = s.kv_cache_manager
-            kv.watermark_blocks = max(kv.watermark_blocks, round(plan.kv_reserve / view.page))
+            kv.watermark_blocks = max(watermark, round(plan.kv_reserve / self.view.page))
 
     def restore(self) -> None:
         """Put vLLM's own limits back after the iteration."""
-        if self._saved is not None:
-            s = self._s
-            cap, s.max_num_scheduled_tokens, chunk, watermark = self._saved
-            setattr(s, self.view.cap, cap)
+        if self._cap is None:
+            return
+        s = self._s
+        setattr(s, self.view.cap, self._cap)
+        self._cap = None
+        if self._budgets is not None:
+            budget, chunk, watermark = self._budgets
+            s.max_num_scheduled_tokens = budget
             s.scheduler_config.long_prefill_token_threshold = chunk
             if self._watermark:
                 s.kv_cache_manager.watermark_blocks = watermark
-            self._saved = None
-            self.hiding.after()
+            self._budgets = None
+        if isinstance(self.hiding, SwapHiding):
+            self.hiding.merge()
 
     @guarded
     def after(self, output: Any) -> None:
@@ -227,7 +240,7 @@ class Gate:
         self._again = 0
         if request.request_id not in self._s.requests:
             self._arrived.append(request.num_prompt_tokens)
-            if request.lora_request and self._max_adapters:
+            if self._max_adapters and request.lora_request:
                 self._adapters[request.lora_request.lora_int_id] += 1
 
     @guarded
@@ -238,9 +251,10 @@ class Gate:
         if held and not request.is_prefill_chunk:
             self.view.context -= held
         if held or generated:
-            name, complete = hash(request.request_id), request.status.name in _COMPLETE
-            self._left.append(Finished(name, request.num_prompt_tokens, generated, complete))
-        if request.lora_request and self._max_adapters:
+            complete = request.status in self._complete
+            prompt = request.num_prompt_tokens
+            self._left.append(Finished(hash(request.request_id), prompt, generated, complete))
+        if self._max_adapters and request.lora_request:
             self._adapters[request.lora_request.lora_int_id] -= 1
             self._adapters = +self._adapters  # drops what is at zero
 

@@ -61,9 +61,6 @@ class MarkHiding:
                 r for r in marked if r.num_output_placeholders and r.request_id not in last
             )
 
-    def after(self) -> None:
-        """Nothing to undo: marks end by themselves."""
-
 
 class SwapHiding:
     """Before vLLM 0.26 there is no such mark: `running` is swapped for the part that may run.
@@ -89,7 +86,7 @@ class SwapHiding:
     def show(self) -> None:
         """Nothing is hidden between two iterations."""
 
-    def after(self) -> None:
+    def merge(self) -> None:
         """Merge, in the old order: who was preempted stays out, who was admitted comes last."""
         before, self._all = self._all, None
         if before is not None:

@@ -26,10 +26,13 @@ class View:
         context: tokens that the decoding requests hold. Counted along, because counting anew is
             O(running), and recounted now and then, because drafts are counted and then rejected.
         step: iterations so far.
+        running: the status of a request that runs.
     """
 
     def __init__(self, scheduler: Any) -> None:
-        self._s = scheduler
+        from vllm.v1.request import RequestStatus
+
+        self._s, self.running = scheduler, RequestStatus.RUNNING
         newer = hasattr(scheduler, "max_num_active_reqs")
         self.cap = "max_num_active_reqs" if newer else "max_num_running_reqs"
         self._pool = scheduler.kv_cache_manager.block_pool
@@ -51,7 +54,7 @@ class View:
         if not self._tracks_prefills:
             self.prefilling = [r for r in s.running if r.is_prefill_chunk]
         elif s._inflight_prefills or self.prefilling:
-            self.prefilling = [r for r in s._inflight_prefills if r.status.name == "RUNNING"]
+            self.prefilling = [r for r in s._inflight_prefills if r.status is self.running]
         if self.step >= self._recount_at:
             self._recount_at = self.step + RECOUNT
             self.context = sum(r.num_computed_tokens for r in s.running if not r.is_prefill_chunk)
