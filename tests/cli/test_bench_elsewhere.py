@@ -92,7 +92,6 @@ def test_rounds_take_turns(capsys: pytest.CaptureFixture[str], engine: Simulated
         ([*VLLM, "--kv", "4096"], "--kv has no use with --backend vllm"),
         ([*VLLM, "--engine-args", "{"], "not JSON"),
         ([*VLLM, "--engine-args", '{"max_num_seqs": 4}'], "use --n for that"),
-        ([*VLLM, "--policy", "auto:itl=0.1"], "leave out itl and ttft"),
         ([*VLLM, "--policy", "stock", "--policy", "stock"], "given twice"),
         (["--engine-args", "{}"], "belongs to --backend vllm"),
         (["--policy", "stock"], "add --backend vllm"),

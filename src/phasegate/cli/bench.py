@@ -55,7 +55,6 @@ from phasegate.policy.spec import build_policy, parse_spec
 from phasegate.report.fidelity import print_fidelity
 from phasegate.report.html import Context
 from phasegate.report.summary import summarise
-from phasegate.vllm.choose import check_supported
 from phasegate.vllm_engine import STOCK
 from phasegate.workload.describe import describe
 from phasegate.workload.source import source_of
@@ -220,8 +219,6 @@ def _ours(specs: list[str], backend: BackendName) -> list[str]:
     for spec in specs:
         if spec != STOCK:
             parse_spec(spec)
-            if backend is BackendName.vllm:
-                check_supported(spec)
         elif backend is BackendName.engine:
             raise InputError(f"--policy {STOCK} is vLLM's own scheduler; add --backend vllm")
         if specs.count(spec) > 1:

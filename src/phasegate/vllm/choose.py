@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from phasegate.cost.profile import load_profile
-from phasegate.errors import InputError
 from phasegate.files import check_writable
 from phasegate.policy.base import Policy
 from phasegate.policy.spec import build_policy
