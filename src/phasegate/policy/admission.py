@@ -38,7 +38,7 @@ from phasegate.policy.traffic import TrafficMonitor
 
 Array = npt.NDArray[np.float64]
 
-HORIZONS = 13
+HORIZONS = 15
 PRIOR_SCALE = 512.0
 """S(t|a) = (a+512)/(a+512+t) before anything is known; less for a small cache, which nobody
 would give to longer requests than a 64th of it."""
@@ -348,10 +348,10 @@ class Admission:
         else:
             below = np.cumsum(law.weights)
             self._ages, self._alive = _survival(law.values, law.weights, below)
-            # Need peaks while few have ended yet, or right before many end.
+            # Need peaks before the next few have ended, or right before many end.
             marks = np.minimum(np.searchsorted(below, _QUANTILES), law.values.size - 1)
             ends = np.maximum(law.values[marks] - 1.0, 1.0)
-            steps = np.geomspace(max(1.0, law.mean / 24.0), ends[-1], HORIZONS - len(ends))
+            steps = np.geomspace(max(1.0, law.mean / 96.0), ends[-1], HORIZONS - len(ends))
             times = np.sort(np.concatenate((steps[:-1], ends)))
             self._rebucket(max(1, round(law.mean / _AGE_CLASSES)))
         times = np.concatenate(([0.0], times))
