@@ -8,6 +8,8 @@ from policy_worlds import RTX, state, step
 from phasegate.cost.online import OnlineCost, Prior
 from phasegate.policy.base import NEVER
 from phasegate.policy.slo import FLOOR, LatencyTargets, parse_targets, target_of
+from phasegate.policy.spec import build_policy
+from phasegate.scheduler.limits import Limits
 
 COST = OnlineCost(Prior.of(RTX))
 BUSY = state(decoding=50, context=50_000)
@@ -47,6 +49,17 @@ def test_prefill_while_nobody_decodes_spends_nothing() -> None:
     targets.room(state(), COST, 8192, 0)
     targets.observe(step(0.5, prefill=8000), COST, 256.0)
     assert not targets.spent()
+
+
+def test_prompts_go_on_when_those_that_waited_for_a_token_have_left() -> None:
+    """Also where the engine's budget is smaller than the smallest slice."""
+    policy = build_policy("auto:itl=0.1", RTX, Limits(100_000, 8, 32))
+    policy.plan(state(decoding=1, context=100, prefilling=1, pending=250, token_budget=32))
+    policy.observe(step(0.01, prefill=32))
+    for left in (218, 186, 154):
+        plan = policy.plan(state(prefilling=1, pending=left, token_budget=32))
+        assert plan.prefill_tokens == 32
+        policy.observe(step(0.01, prefill=32))
 
 
 def test_slices_shrink_when_tokens_cost_more_than_modelled() -> None:

@@ -187,9 +187,10 @@ class MarginalRule:
             return Plan(True, phase.quota, tokens, n, chunk, self._reserve(now))
         room = targets.room(now, self.cost, budget, min(phase.quota, n - now.running))
         fits = room.exclusive if phase.exclusive else room.mixed
-        if fits < FLOOR and targets.spent():
+        least = min(FLOOR, budget)
+        if now.decoding and fits < least and targets.spent():
             return Plan(True, 0, 0, n)
-        tokens = max(int(fits), min(FLOOR, budget))
+        tokens = max(int(fits), least)
         targets.sliced(tokens < budget - now.decoding)
         if phase.exclusive:
             return Plan(False, phase.quota, tokens, n, chunk)

@@ -83,6 +83,8 @@ class LatencyTargets:
         """
         beside = max(budget - now.decoding, 1)
         self._decoding = now.decoding > 0
+        if not now.decoding:
+            self._since_decode = 0.0  # whoever waited for a token has left
         if not now.decoding or not self.limits_slices:
             return Room(budget, beside)
         c = cost.constants
