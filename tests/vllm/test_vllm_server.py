@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import re
@@ -21,6 +22,8 @@ import pytest
 pytest.importorskip("vllm.v1.request", reason="vLLM is not installed")
 
 from vllm_harness import tiny_model
+
+from phasegate.cli import main
 
 REQUESTS = 200
 
@@ -170,6 +173,20 @@ def test_metrics_are_in_vllms_own(server: Server) -> None:
     assert server.metric('phasegate_iterations_total{engine="0",kind="prefill"}') > 1
     assert server.metric('phasegate_iterations_total{engine="0",kind="decode"}') > 10
     assert server.metric('phasegate_iterations_total{engine="0",kind="mixed"}') == 0
+
+
+def test_bench_measures_the_server(server: Server, tmp_path: Path) -> None:
+    out = tmp_path / "runs.json"
+    words = ["bench", "--url", f"ours={server.url}", "--json", str(out)]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--workload", "prompt=20,output=6", "--concurrency", "8", "--requests", "24"])
+    assert not ended.value.code
+    (run,) = json.loads(out.read_text())["runs"]
+    assert run["policy"] == "ours"
+    assert run["requests"] == {"submitted": 24, "finished": 24, "rejected": 0, "aborted": 0}
+    tokens = run["throughput"]["output_tokens_s"] * run["duration_s"]
+    assert tokens == pytest.approx(24 * 6)
+    assert 0 < run["ttft_s"]["mean"] < run["e2e_s"]["mean"]
 
 
 def test_sigterm_ends_it_cleanly(server: Server) -> None:
