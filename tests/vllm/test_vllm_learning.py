@@ -12,6 +12,8 @@ pytest.importorskip("vllm.v1.request", reason="vLLM is not installed")
 
 from vllm_harness import Loop, install, make_scheduler, serve, traffic
 
+import phasegate.vllm.gate
+import phasegate.vllm.view
 from phasegate.cost.profile import load_profile
 from phasegate.errors import InputError
 from phasegate.policy.base import StepReport
@@ -102,3 +104,29 @@ def test_every_iteration_is_reported_once(tiny: Path, policy: str, ahead: bool) 
     for report in reports:
         assert len(report.durations) == report.iterations
         assert report.end - report.start == pytest.approx(sum(report.durations))
+
+
+@pytest.mark.parametrize("policy", ["mixed", "exclusive:k=4", "hybrid", "auto"])
+def test_asking_less_often_changes_nothing(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    def schedule(longest: int) -> list[dict[str, int]]:
+        """What each iteration holds, on a clock that counts iterations."""
+        scheduler = make_scheduler(tiny)
+        gate = install(scheduler, policy)
+        stock, seen = scheduler.schedule, []
+        monkeypatch.setattr(phasegate.vllm.gate, "LONGEST", longest)
+        monkeypatch.setattr(phasegate.vllm.gate, "perf_counter", lambda: 0.01 * len(seen))
+        monkeypatch.setattr(phasegate.vllm.view, "time", lambda: 0.01 * len(seen))
+
+        def spy() -> Any:
+            output = stock()
+            seen.append(dict(output.num_scheduled_tokens))
+            return output
+
+        scheduler.schedule = spy
+        serve(scheduler, REQUESTS, ahead=False)
+        assert gate.failed is None
+        return seen
+
+    assert schedule(1) == schedule(64)
