@@ -28,8 +28,8 @@ def explain(rule: MarginalRule, guard: Guard) -> list[str]:
     lines.append(_learned(rule))
     if rule.targets.limits_slices:
         lines.append(
-            f"prefill between two tokens: up to {rule.targets.trim:.0%} of the ITL target of "
-            f"{_ms(rule.targets.itl)}"
+            f"prefill between two tokens: up to {rule.targets.exclusive.trim:.0%} (exclusive) or "
+            f"{rule.targets.mixed.trim:.0%} (mixed) of the ITL target of {_ms(rule.targets.itl)}"
         )
     lines.append(_guard(guard))
     return lines

@@ -191,7 +191,9 @@ class MarginalRule:
         if now.decoding and fits < least and targets.spent():
             return Plan(True, 0, 0, n)
         tokens = max(int(fits), least)
-        targets.sliced(tokens < budget - now.decoding)
+        # The floor may be more than fits, and the engine's own limit less.
+        filled = least <= fits < budget - now.decoding
+        targets.sliced(tokens if filled else 0, phase.exclusive)
         if phase.exclusive:
             return Plan(False, phase.quota, tokens, n, chunk)
         return Plan(True, phase.quota, tokens, n, chunk, self._reserve(now))
@@ -408,7 +410,7 @@ class MarginalRule:
         if phase is not None:
             phase.quota = 0 if step.kv_blocked else max(0, phase.quota - step.admitted)
         if self.targets.limits_slices:
-            self.targets.observe(step, self.cost, self.monitor.mean_output)
+            self.targets.observe(step, self.cost, self.monitor.law)
         self.cost.observe(step)
         self.monitor.observe(step)
         self.admission.observe(step)

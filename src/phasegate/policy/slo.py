@@ -5,9 +5,17 @@ and as much prefill as time is left,
 
     exclusive   S_E = (x' - T_d - flip - alpha_p) / beta_p      mixed   S_M = (x' - T_m) / beta_m
 
-with x' = trim * x, T_d a decode-only iteration and T_m a mixed one without its prompt tokens. The
-trim starts at 0.9 and follows the gaps that were filled to the limit: it settles where few of
-them miss the target (stochastic approximation of a quantile, Robbins and Monro 1951).
+with x' = trim * x, T_d a decode-only iteration and T_m a mixed one without its prompt tokens;
+after a prefill iteration in the same gap, x is what is left of it. The trim follows the gaps that
+were filled to the limit, of either kind by itself (two iterations scatter less than one). With m
+and s the mean and the scatter of (length of the gap from that slice on / what was planned),
+
+    trim = 1 / (m + max(z*s, tail))
+
+so that a share p of them misses the target: z is a quantile of the normal distribution, and the
+tail, the largest deviations of late, counts where it is heavier than that. One miss is a hundredth
+of the tokens of a request of 100, and more than that for a shorter one. So p is such that one
+request in 200 is spoiled that way if all gaps are filled: p = 0.005 / E[O; O < 100].
 
 Targets may differ by priority class. All running requests decode together, so the strictest of
 those that run is kept; a batch class without a target has its slices back as soon as it is alone.
@@ -15,25 +23,70 @@ those that run is kept; a batch class without a target has its slices back as so
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 from phasegate.cost.online import OnlineCost
 from phasegate.policy.base import NEVER, Snapshot, StepReport
 from phasegate.policy.refill import Room
+from phasegate.theory.lengths import LengthLaw
 
 FLOOR = 128
 """Smallest slice, prompt tokens: prefill always goes on."""
 
-_TRIM_START, _TRIM_MIN, _TRIM_MAX = 0.9, 0.5, 0.97
-_MISSES = 0.003  # share of the filled gaps that may miss the target ...
-_SHORT = 100.0  # ... but one miss is too many for a request of fewer tokens
-_GAIN = 0.02
-_RATIO_RATE = 0.3
+_TRIM_MIN, _TRIM_MAX = 0.5, 0.97
+_SHORT = 100.0  # tokens; one miss is too many for a request of fewer
+_HIT = 0.005  # share of requests that a miss may spoil
+_LEAST, _MOST, _UNKNOWN = 1e-4, 3e-3, 1e-3  # bounds of p, and p before lengths are known
+_SCATTER = 0.036  # before anything is known: the trim is 0.9 then ...
+_DOUBT = 8  # ... which counts as much as so many gaps
+_MEMORY = 200  # gaps
+_OUTLIER = 0.5  # a gap counts as being off by so much at most, relative
+_BELIEVE = 0.8  # in a large deviation; less than 1: it may have been the only one
+_FORGET = 1.0 / 2000.0  # of the tail, per gap
+_BEYOND = 1.1  # how much further than the tail to stay away
+_FULL = 0.98  # share of the planned tokens that makes a slice count as filled
+_RATIO_JUMP, _RATIO_RATE, _RATIO_FALL = 0.2, 0.05, 0.3
 _SPARE = 1.1  # admit a little more than the steady demand allows: prompts vary
 
 
 Targets = Sequence[tuple[int, float]]
 """Seconds by priority, ascending: each holds from its priority up to the next one."""
+
+
+class FilledGaps:
+    """How long gaps of one kind are that were filled to the limit.
+
+    Attributes:
+        trim: share of the time left to aim at.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._mean, self._variance = 1.0, _SCATTER**2
+        self._tail = 0.0
+        self.trim = 0.0
+        self._set_trim(_UNKNOWN)
+
+    def learn(self, ratio: float, allowed: float) -> None:
+        """A slice and its decodes took `ratio` times as long as planned; a share `allowed` of
+        the gaps may miss the target."""
+        self._count += 1
+        rate = 1.0 / min(self._count + _DOUBT, _MEMORY)
+        off = min(max(ratio - self._mean, -_OUTLIER), _OUTLIER)
+        self._mean += rate * off
+        self._variance = (1.0 - rate) * (self._variance + rate * off * off)
+        if off > self._tail:
+            self._tail += _BELIEVE * (off - self._tail)
+        else:
+            self._tail *= 1.0 - _FORGET
+        self._set_trim(allowed)
+
+    def _set_trim(self, allowed: float) -> None:
+        z = NormalDist().inv_cdf(1.0 - allowed)
+        off = max(z * math.sqrt(self._variance), _BEYOND * self._tail)
+        self.trim = min(max(1.0 / (self._mean + off), _TRIM_MIN), _TRIM_MAX)
 
 
 class LatencyTargets:
@@ -42,7 +95,7 @@ class LatencyTargets:
     Attributes:
         itl: the strictest target of the requests that run now.
         ttft: target of the head of the queue.
-        trim: share of the ITL target that slices aim at.
+        exclusive, mixed: gaps that were filled in either way.
     """
 
     def __init__(self, itl: float | Targets = NEVER, ttft: float | Targets = NEVER) -> None:
@@ -51,10 +104,13 @@ class LatencyTargets:
         self._ttft: Targets = ((0, ttft),) if isinstance(ttft, float) else ttft
         self.itl = min(target for _, target in self._itl)
         self.ttft = min(target for _, target in self._ttft)
-        self.trim = _TRIM_START
         self._since_decode = 0.0  # seconds of prefill since somebody waits for a token
         self._decoding = False  # somebody does
-        self._filled = False  # the current gap was filled to the limit
+        self._slice = 0  # prompt tokens that fill the current gap, 0: it is not filled
+        self._before = self._planned = 0.0  # seconds of a filled gap before and from the slice on
+        self._law: LengthLaw | None = None
+        self._allowed = _UNKNOWN
+        self.exclusive, self.mixed = FilledGaps(), FilledGaps()
         self._ratio = 1.0  # seconds of prefill, real against modelled
 
     def look(self, now: Snapshot) -> None:
@@ -88,13 +144,15 @@ class LatencyTargets:
         if not now.decoding or not self.limits_slices:
             return Room(budget, beside)
         c = cost.constants
-        left = self.trim * self.itl - self._since_decode
+        left = self.itl - self._since_decode
+        alone, mixed = self.exclusive.trim * left, self.mixed.trim * left
         context = now.context_tokens
         decode = cost.seconds(0, 0.0, now.decoding + joining, context)
         ratio = self._ratio
-        alone = (left - decode - c["alpha_p"] - c["flip"]) / max(c["beta_p"] * ratio, 1e-12)
-        mixed = c["alpha_m"] + c["b_d"] * now.decoding + c["k_m"] * context
-        mixed = (left - mixed) / max(c["beta_m"] * ratio, 1e-12)
+        alone -= decode + c["alpha_p"] + c["flip"]
+        mixed -= c["alpha_m"] + c["b_d"] * now.decoding + c["k_m"] * context
+        alone /= max(c["beta_p"] * ratio, 1e-12)
+        mixed /= max(c["beta_m"] * ratio, 1e-12)
         return Room(min(alone, budget), min(mixed, beside))
 
     def spent(self) -> bool:
@@ -111,25 +169,33 @@ class LatencyTargets:
         if not self.limits_slices:
             return NEVER
         c = cost.constants
+        trim = self.exclusive.trim if exclusive else self.mixed.trim
         if exclusive:
             fixed = c["alpha_d"] + c["alpha_p"] + c["flip"]
             each = c["b_d"] + c["k_d"] * context + c["beta_p"] * prompt / output
         else:
             fixed = c["alpha_m"]
             each = c["b_d"] + c["k_m"] * context + c["beta_m"] * prompt / output
-        return _SPARE * max(self.trim * self.itl - fixed, 0.0) / max(each, 1e-12)
+        return _SPARE * max(trim * self.itl - fixed, 0.0) / max(each, 1e-12)
 
-    def sliced(self, filled: bool) -> None:
-        """The next iteration prefills; `filled`: up to the limit of the gap."""
-        self._filled = filled and self.limits_slices
+    def sliced(self, tokens: int, exclusive: bool) -> None:
+        """The next iteration prefills `tokens`, which fill the gap (0: they do not)."""
+        self._slice = tokens
+        trim = self.exclusive.trim if exclusive else self.mixed.trim
+        self._before = self._since_decode
+        self._planned = trim * (self.itl - self._before)
 
-    def observe(self, step: StepReport, cost: OnlineCost, output: float) -> None:
+    def observe(self, step: StepReport, cost: OnlineCost, law: LengthLaw | None) -> None:
         """Follow gaps, and how real slices compare with modelled ones (long prompts: attention).
 
-        `output`: mean output length, tokens.
+        `law`: of the output lengths; None: unknown.
         """
         if not self.limits_slices:
             return
+        if law is not None and law is not self._law:
+            self._law = law
+            short = float((law.values * law.weights)[law.values < _SHORT].sum())
+            self._allowed = min(max(_HIT / max(short, 1.0), _LEAST), _MOST)
         seconds = step.end - step.start
         if step.prefill_tokens >= FLOOR:
             decodes, context = step.decodes, step.context_tokens
@@ -142,20 +208,24 @@ class LatencyTargets:
             modelled = each * step.prefill_tokens
             if modelled > 0.0:
                 ratio = min(max((seconds - base) / modelled, 0.5), 4.0)
-                # Slow slices count at once, fast ones by and by.
-                rate = 1.0 if ratio > self._ratio + 0.2 else _RATIO_RATE
-                self._ratio += rate * (ratio - self._ratio)
+                # Slow slices count at once, fast ones by and by, and scatter is not followed.
+                off = ratio - self._ratio
+                rate = _RATIO_RATE
+                if abs(off) > _RATIO_JUMP:
+                    rate = 1.0 if off > 0.0 else _RATIO_FALL
+                self._ratio += rate * off
+        if step.prefill_tokens and step.prefill_tokens < _FULL * self._slice:
+            self._slice = 0  # there was no more to prefill
         if not step.decodes:
             if self._decoding:
                 self._since_decode += seconds
             return
-        if self._filled:
+        if self._slice:
             gap = self._since_decode + step.durations[0]
-            miss = gap > self.itl
-            allowed = _MISSES if output >= _SHORT else min(_MISSES, 0.025 / output)
-            self.trim += _GAIN * (allowed - miss)
-            self.trim = min(max(self.trim, _TRIM_MIN), _TRIM_MAX)
-            self._filled = False
+            gaps = self.mixed if step.prefill_tokens else self.exclusive
+            ratio = (gap - self._before) / self._planned
+            gaps.learn(ratio, self._allowed)
+            self._slice = 0
         self._since_decode = 0.0
 
 
