@@ -11,11 +11,15 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from phasegate.vllm.choose import choose_policy
+from phasegate.cost.profile import load_profile
+from phasegate.files import check_writable
+from phasegate.policy.base import Policy
+from phasegate.policy.spec import build_policy
+from phasegate.scheduler.limits import Limits
 from phasegate.vllm.gate import Gate
 from phasegate.vllm.learned import Learned, Origin
 from phasegate.vllm.metrics import Publisher
-from phasegate.vllm.settings import load_settings
+from phasegate.vllm.settings import Settings, load_settings
 from phasegate.vllm.support import changed_internals, unknown_version, untested_feature
 from phasegate.vllm.view import View
 
@@ -107,11 +111,34 @@ def _open_gate(scheduler: Any) -> Gate | None:
         logger.warning("phasegate: stock scheduler, %s is not supported yet", feature)
         return None
     view = View(scheduler)
-    policy = choose_policy(settings, scheduler, view)
+    policy = _choose_policy(settings, scheduler, view)
     logger.info("phasegate: %s on vLLM %s", policy.spec, vllm.__version__)
     out = Path(settings.profile_out) if settings.profile_out else None
     learned = Learned(policy, out, lambda: _origin(scheduler, view))
     return Gate(scheduler, view, policy, learned, Publisher(scheduler.vllm_config))
+
+
+def _choose_policy(settings: Settings, scheduler: Any, view: View) -> Policy:
+    """The policy of the settings.
+
+    If `profile` and `profile_out` are the same file, it need not exist yet.
+
+    Raises InputError for a spec or a profile that is wrong, or if a policy that cannot do without
+    a profile has none, or if `profile_out` cannot be written.
+    """
+    limits = Limits(
+        kv_capacity=max(view.kv_capacity, 1),
+        slots=scheduler.scheduler_config.max_num_seqs,
+        token_budget=scheduler.max_num_scheduled_tokens,
+        page=max(round(view.page), 1),
+    )
+    profile, out = settings.profile, settings.profile_out
+    if out is not None:
+        check_writable(Path(out))
+        if profile == out and not Path(out).exists():
+            profile = None
+    cost = load_profile(profile).cost_model() if profile is not None else None
+    return build_policy(settings.policy, cost, limits)
 
 
 def _origin(scheduler: Any, view: View) -> Origin:
