@@ -26,7 +26,8 @@ from phasegate.workload.draw import draw
 
 DEVICES = ("h200/qwen3-8b", "rtx-pro-6000/qwen3-8b")
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+RESULTS, SLO_PAGE = DOCS / "results.md", DOCS / "slo.md"
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -77,9 +78,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=description)
     result.add_argument("--quick", action="store_true", help="fewer and shorter runs")
     result.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
-    result.add_argument(
-        "--write", action="store_true", help="also put the tables into docs/results.md"
-    )
+    result.add_argument("--write", action="store_true", help="also put the tables into docs/")
     return result
 
 
@@ -118,10 +117,12 @@ def percent(value: float, reference: float) -> str:
     return f"{100 * (value / reference - 1):+.1f} %"
 
 
-def publish(script: str, argv: Sequence[str], text: str, write: bool) -> None:
-    """Print the result of a script, and with `write` put it into its section of docs/results.md
-    (between the comments that name the script, or else at the end), with command, date and
-    machine."""
+def publish(
+    script: str, argv: Sequence[str], text: str, write: bool, page: Path | None = None
+) -> None:
+    """Print the result of a script, and with `write` put it into its section of a page (default
+    docs/results.md), between the comments that name the script, or else at the end, with
+    command, date and machine."""
     command = shlex.join(
         ["python", f"benchmarks/{script}.py", *(a for a in argv if a != "--write")]
     )
@@ -129,15 +130,16 @@ def publish(script: str, argv: Sequence[str], text: str, write: bool) -> None:
     print(f"{text}\n\n{stamp}")
     if not write:
         return
-    page = RESULTS.read_text()
+    page = page or RESULTS
+    text_of_page = page.read_text()
     begin, end = f"<!-- {script} -->", f"<!-- end of {script} -->"
     new = f"{begin}\n{stamp}\n\n{text}\n{end}"
     section = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    if section.search(page):
-        page = section.sub(lambda _: new, page)
+    if section.search(text_of_page):
+        text_of_page = section.sub(lambda _: new, text_of_page)
     else:
-        page = f"{page.rstrip()}\n\n## {script}\n\n{new}\n"
-    write_atomic(RESULTS, page)
+        text_of_page = f"{text_of_page.rstrip()}\n\n## {script}\n\n{new}\n"
+    write_atomic(page, text_of_page)
 
 
 def _machine() -> str:

@@ -3,7 +3,6 @@
     python benchmarks/regret.py grid            # 2 GPUs x 9 workloads x 5 concurrencies
     python benchmarks/regret.py kappa           # interference 1..5
     python benchmarks/regret.py shifts          # lengths, concurrency and kappa change mid-run
-    python benchmarks/regret.py open            # open loop at 50/80/95/110 % load
     python benchmarks/regret.py broken          # engines that no cost model describes
 
 `auto` starts from constants that are each wrong by a random factor of 0.2 to 5 (`--prior none`:
@@ -30,7 +29,6 @@ from phasegate.engine.record import MIXED, RunRecord
 from phasegate.engine.simulate import simulate
 from phasegate.policy.auto import Auto
 from phasegate.policy.spec import build_policy
-from phasegate.report.summary import request_latencies
 from phasegate.workload import RequestTable, WorkloadSpec, source_of
 from phasegate.workload.draw import draw
 
@@ -235,52 +233,6 @@ def kind_of(record: RunRecord) -> str:
     return "mixed" if (kinds == MIXED).sum() > (kinds == 0).sum() else "exclusive"
 
 
-def open_loop(args: argparse.Namespace, hindsight: Hindsight) -> list[str]:
-    """Mean TTFT against mixed batching at a share of what mixed batching can serve."""
-    lines = [
-        "| cell | load | mixed TTFT, ms | auto / mixed TTFT | E2E | TTFT P99 |",
-        "|---|---|---|---|---|---|",
-    ]
-    for device in DEVICES:
-        cost = constants(device)
-        for name in list(WORKLOADS)[:: args.cells]:
-            cell = Cell(device, name, 2048)
-            table = cell.table(SEED)
-            n = min(safe_n(cell, table), cell.concurrency)
-            capacity = hindsight.rate(
-                cell, SEED, table, cost, Setting(None, n, cell.limits.token_budget)
-            )
-            for load in (0.5, 0.8, 0.95, 1.1):
-                spec = WorkloadSpec.parse(WORKLOADS[name])
-                offered = draw(spec.resolve(rate=load * capacity, requests=3000), SEED + 1)
-                seed = hash_of(f"{cell.name}{load}")
-                mixed = latencies(
-                    run(
-                        cell,
-                        offered,
-                        Noisy(cost, NOISE, seed),
-                        build_policy("mixed:n=safe", cost, cell.limits),
-                    )
-                )
-                policy = auto(cell, cost, args.prior, seed)
-                own = latencies(run(cell, offered, Noisy(cost, NOISE, seed), policy))
-                ratios = [a / m for a, m in zip(own, mixed, strict=True)]
-                lines.append(
-                    f"| {device.split('/')[0]} {name} | {load:.0%} | {1e3 * mixed[0]:.0f} | "
-                    f"{ratios[0]:.2f} | {ratios[1]:.2f} | {ratios[2]:.2f} |"
-                )
-                print(lines[-1], file=sys.stderr, flush=True)
-    hindsight.save()
-    return lines
-
-
-def latencies(record: RunRecord) -> tuple[float, float, float]:
-    """Mean TTFT, mean E2E and P99 of TTFT, seconds."""
-    found = request_latencies(record)
-    ttft = found["ttft"]
-    return float(ttft.mean()), float(found["e2e"].mean()), float(np.quantile(ttft, 0.99))
-
-
 def broken(args: argparse.Namespace, hindsight: Hindsight) -> list[str]:
     """Engines that no cost model describes: the safety net."""
     lines = [
@@ -317,7 +269,6 @@ PARTS: dict[str, Callable[[argparse.Namespace, Hindsight], list[str]]] = {
     "grid": grid,
     "kappa": kappa,
     "shifts": shifts,
-    "open": open_loop,
     "broken": broken,
 }
 
