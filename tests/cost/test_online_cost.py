@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 
 from phasegate.cost.model import CostModel, InterferenceCost, LinearCost
@@ -75,6 +76,16 @@ def test_finds_every_constant_of_a_noisy_engine(prior: Prior) -> None:
         assert found[name] == pytest.approx(truth[name], rel=0.12), name
     assert found["flip"] < 0.1 * found["alpha_p"]
     assert learner.sigma[DECODE] == pytest.approx(0.03, rel=0.5)
+
+
+def test_a_prior_of_zeros_does_not_stay() -> None:
+    # What a noisy calibration may say: all that work costs was put down to the fixed part.
+    nothing = InterferenceCost(alpha_p=1e-2, alpha_d=1e-2, beta_p=0.0, b_d=0.0, k_d=0.0)
+    learner = OnlineCost(Prior.of(nothing))
+    serve(learner, TRUE, "pdm", 3000, noise=0.03)
+    assert all(np.isfinite(value) for value in learner.constants.values())
+    for amounts in ((1024, 1e6, 0, 0), (0, 0, 64, 32_000), (512, 2e5, 64, 32_000)):
+        assert learner.seconds(*amounts) == pytest.approx(TRUE.seconds(*amounts), rel=0.2)
 
 
 def test_a_few_iterations_are_enough_for_the_first_choice() -> None:

@@ -112,10 +112,14 @@ class OnlineCost:
         self.sigma = [_SIGMA_START] * len(_OF_KIND)
         self.drifts = 0
         scale = np.array(prior.constants)
-        # Constants that are 0 in the prior need a scale to be learned on: beta_q such that
-        # attention equals the rest of the work at 100k tokens, flip like a prefill.
-        floor = np.where(scale > 0, 0.0, 1e-6 * np.max(scale[[0, 3]]))
-        for name, size in (("beta_q", scale[1] / 1e5), ("flip", scale[0])):
+        # Constants that are 0 in the prior need a scale to be learned on: prompt tokens as in
+        # `Prior.unknown`, beta_q such that attention equals the rest of the work at 100k tokens,
+        # flip like a prefill.
+        alpha = np.max(scale[[0, 3]])
+        floor = np.where(scale > 0, 0.0, 1e-6 * alpha)
+        beta_p, alpha_p = scale[1] or alpha / 200, scale[0] or alpha
+        sizes = {"beta_p": beta_p, "beta_m": beta_p, "beta_q": beta_p / 1e5, "flip": alpha_p}
+        for name, size in sizes.items():
             i = NAMES.index(name)
             floor[i] = size if scale[i] == 0 else 0.0
         self._scale = scale + floor
