@@ -3,25 +3,31 @@
     python benchmarks/policy_cost.py
 
 Closed loops on the H200 preset, with and without a KV limit, and under a latency target; admission
-and learning included, decode iterations that the simulator jumps over counted. The least of three
-runs: other programs on the machine only ever add to it.
+and learning included, decode iterations that the simulator jumps over counted. A run with the
+policy is compared with one that replays its plans, so the clock is read twice per run and not in
+every iteration (on a virtual machine that alone can take longer than a plan). The least of
+several runs each, by turns: other programs on the machine only ever add to them. The last line
+is a loop of fixed work, to compare machines by.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from phasegate.cost.profile import load_profile
+from phasegate.engine.record import RunRecord
 from phasegate.engine.simulate import simulate
 from phasegate.policy.base import Decision, Plan, Policy, Snapshot, StepReport
 from phasegate.policy.spec import build_policy
 from phasegate.scheduler.limits import Limits
-from phasegate.workload import WorkloadSpec, source_of
+from phasegate.workload import RequestTable, WorkloadSpec, source_of
 from phasegate.workload.draw import draw
 
 DEVICE = "h200/qwen3-8b"
 WORKLOAD = "prompt=512,output=256,prompt_dist=lognormal:1,output_dist=geometric"
 REQUESTS = 20_000
+RUNS = 5
 CASES = (  # spec, KV tokens, concurrency
     ("mixed:n=safe", 1_000_000, 1024),
     ("hybrid", 1_000_000, 1024),
@@ -31,28 +37,20 @@ CASES = (  # spec, KV tokens, concurrency
 )
 
 
-class Timed:
-    """A policy that notes its CPU time."""
+class Recorded:
+    """A policy that keeps its plans."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.spec = policy.spec
-        self.seconds = 0.0
-        self.iterations = 0
+        self.plans: list[Plan] = []
+        self.observe = policy.observe
 
     def plan(self, now: Snapshot) -> Plan:
         """See Policy."""
-        began = time.process_time()
         plan = self._policy.plan(now)
-        self.seconds += time.process_time() - began
+        self.plans.append(plan)
         return plan
-
-    def observe(self, step: StepReport) -> None:
-        """See Policy."""
-        began = time.process_time()
-        self._policy.observe(step)
-        self.seconds += time.process_time() - began
-        self.iterations += step.iterations
 
     @property
     def decision(self) -> Decision:
@@ -60,23 +58,66 @@ class Timed:
         return self._policy.decision
 
 
+class Replay:
+    """Plans as recorded, at next to no cost."""
+
+    spec = "replay"
+    decision = Decision("replay", None, 0)
+
+    def __init__(self, plans: list[Plan]) -> None:
+        self._next = iter(plans).__next__
+
+    def plan(self, now: Snapshot) -> Plan:
+        """See Policy."""
+        return self._next()
+
+    def observe(self, step: StepReport) -> None:
+        """See Policy."""
+
+
 def measure(spec: str, kv: int, concurrency: int) -> tuple[float, float]:
-    """Microseconds per iteration, and mean occupied slots."""
+    """Microseconds per iteration, and mean occupied slots while it is busy."""
     cost = load_profile(DEVICE).cost_model()
     limits = Limits(kv, slots=1024, token_budget=16384)
     requests = WorkloadSpec.parse(WORKLOAD).resolve(concurrency=concurrency, requests=REQUESTS)
-    policy = Timed(build_policy(spec, cost, limits))
-    record = simulate(cost, source_of(draw(requests, 0)), policy, limits)
-    return policy.seconds / policy.iterations * 1e6, float(record.iterations["slots"].mean())
+    table = draw(requests, 0)
+
+    def run(policy: Policy) -> RunRecord:
+        return simulate(cost, source_of(RequestTable(**vars(table))), policy, limits)
+
+    recorded = Recorded(build_policy(spec, cost, limits))
+    record = run(recorded)
+    own, bare = [], []
+    for _ in range(RUNS):
+        own.append(cpu_seconds(lambda: run(build_policy(spec, cost, limits))))
+        bare.append(cpu_seconds(lambda: run(Replay(recorded.plans))))
+    iterations = len(record.iterations["kind"])
+    slots = record.iterations["slots"][: iterations // 2]
+    return (min(own) - min(bare)) / iterations * 1e6, float(slots.mean())
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """CPU time of this process for `work`."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def fixed_work() -> None:
+    """A loop of 100,000 rounds."""
+    total = 0
+    for i in range(100_000):
+        total += i * 3 % 7
 
 
 def main() -> None:
     print("| policy | KV, tokens | requests in flight | mean slots | us per iteration |")
     print("|---|---|---|---|---|")
     for spec, kv, concurrency in CASES:
-        runs = [measure(spec, kv, concurrency) for _ in range(3)]
-        cost, slots = min(runs)
+        cost, slots = measure(spec, kv, concurrency)
         print(f"| {spec} | {kv:,} | {concurrency} | {slots:.0f} | {cost:.1f} |", flush=True)
+    each = min(cpu_seconds(fixed_work) for _ in range(20)) / 100_000
+    print(f"\nOne round of `total += i * 3 % 7` took {each * 1e9:.0f} ns.")
 
 
 if __name__ == "__main__":

@@ -53,8 +53,8 @@ _PERIOD = 100  # completions between two adjustments of the price
 _CHANCE = 5.0  # preemptions in that time that prove nothing
 _SURE = 4.5  # standard deviations that hardly anything exceeds
 _QUANTILES = np.array([0.25, 0.5, 0.75, 0.995])
-_FAR = 0.15  # share of the capacity
-_FEW = 16  # one in so many has left: time to look again
+_FAR = 0.08  # share of the capacity
+_FEW = 8  # one in so many has left: time to look again
 _ATOM = 0.04  # more weight than that on one length: many requests end right there
 _AGE_CLASSES = 24  # cohorts per mean output length
 
@@ -117,15 +117,19 @@ class Admission:
             self._add(self._heads[: step.admitted])
             del self._heads[: step.admitted]
             self._tokens = sum(self._heads)
-        for started in step.started:
-            birth, offset = tick - started.generated, started.context - tick
-            cohort = birth // self._width
-            self._members[started.id] = (cohort, birth, offset)
-            sums = self._cohorts.setdefault(cohort, [0, 0, 0, 0])
-            sums[0] += 1
-            sums[1] += birth
-            sums[2] += offset
-            sums[3] += offset * offset
+        members, cohorts, width = self._members, self._cohorts, self._width
+        for request, _, generated, context in step.started:
+            birth, offset = tick - generated, context - tick
+            cohort = birth // width
+            members[request] = (cohort, birth, offset)
+            sums = cohorts.get(cohort)
+            if sums is None:
+                cohorts[cohort] = [1, birth, offset, offset * offset]
+            else:
+                sums[0] += 1
+                sums[1] += birth
+                sums[2] += offset
+                sums[3] += offset * offset
         for finished in step.finished:
             self._leave(finished.id)
         self._left += len(step.finished)
@@ -303,9 +307,9 @@ class Admission:
             self._new_law(now.kv_capacity)
         elif self._base_tick >= 0:
             # Far from the limit, there is no need to look often.
-            far = self._slack(now.kv_capacity) > _FAR * now.kv_capacity
-            due = self._tick - self._base_tick >= self._every * (4 if far else 1)
-            if not due and self._left * _FEW <= now.running:
+            calm = 4 if self._slack(now.kv_capacity) > _FAR * now.kv_capacity else 1
+            ticks = self._tick - self._base_tick
+            if ticks < calm * self._every and self._left * _FEW <= now.running:
                 return
         self._base_tick = self._tick
         self._left = 0

@@ -12,11 +12,12 @@ expects for the same iterations:
 by the same factor, the promise is kept; if the rule has costs that no iteration shows by itself,
 or mixed batching is faster than single looks at it suggest, the gain is negative.
 
-Checks come after 4,096 iterations, then four times as many (with windows four times as long, for
-what shows late only), and when 256 iterations took another time than the cost model says (by
-3 %): then it is broken, or the engine has changed. Each such alarm makes the next one wait twice
-as long. A check ends as soon as the answer is clear. If mixed batching wins, it stays until the
-next check.
+Checks come after 1,024 iterations, then twice as many, and when 256 iterations took another
+time than the cost model says (by 3 %): then it is broken, or the engine has changed. Each such
+alarm makes the next one wait twice as long. A window of mixed batching may cost 0.15 % of
+the time between checks, going by the promise, then by the gains so far: where mixing costs little
+there is time to see what shows late, and where it costs much the first check comes later. A check
+ends as soon as the answer is clear. If mixed batching wins, it stays until the next check.
 """
 
 from __future__ import annotations
@@ -28,32 +29,39 @@ from phasegate.cost.online import OnlineCost
 from phasegate.policy.base import StepReport
 from phasegate.policy.marginal import MarginalRule
 
-_FIRST, _SPACING, _RARER, _LONGEST = 4096, 512, 4, 1 << 20  # iterations between checks
+_FIRST, _SPACING, _RARER, _LONGEST = 1024, 512, 2, 1 << 20  # iterations between checks
 _BLOCK = 256  # iterations of which the cost model is checked
 _OFF = 0.03
-_RULE, _MIXED, _SETTLE = 48, 12, 8  # iterations in a window; those before it do not count
+_RULE = 48  # iterations in a window of the rule
+_MIXED, _MOST_MIXED = 12, 1024  # of mixed batching; half of them to settle, they do not count
+_DEAREST = 1 << 14  # iterations after which there is a check whatever it costs
+_PRICE = 0.0015  # share of the time since the last check that a window may cost
 _REFILLS = 4  # prefill iterations at least in any window, ...
 _TOO_LONG = 512  # ... unless it gets so much longer
 _NOISE = 0.01  # least scatter of one comparison
-_CLEAR, _DISASTER = 0.02, -0.1  # a first comparison that wins or loses by so much is enough
+_CLEAR, _DISASTER = 0.02, -0.1  # one comparison that wins or loses by so much is enough
+_BEYOND_DOUBT = 0.1  # ... or wins by so much, even if mixed batching was faster than expected
 _TOLERATED, _WORSE = -0.03, -0.01
-_MOST = 10  # comparisons
+_MOST = 8  # comparisons
+_STRETCH = 3  # windows get so much longer when mixed batching was faster than expected
 
 
 class _Window:
     """A stretch of time: real and expected seconds."""
 
-    __slots__ = ("expected", "iterations", "prefills", "real")
+    __slots__ = ("expected", "iterations", "mixed", "prefills", "real")
 
     def __init__(self) -> None:
         self.real = self.expected = 0.0
-        self.iterations = self.prefills = 0
+        self.iterations = self.prefills = self.mixed = 0
 
     def add(self, step: StepReport, expected: float) -> None:
         self.real += step.end - step.start
         self.expected += expected
         self.iterations += step.iterations
-        self.prefills += step.prefill_tokens > 0
+        if step.prefill_tokens:
+            self.prefills += 1
+            self.mixed += step.decodes > 0
 
     def full(self, iterations: int) -> bool:
         if self.iterations < iterations:
@@ -82,13 +90,15 @@ class Guard:
         self.gains: list[float] = []
         self._rule = rule
         self._cost: OnlineCost = rule.cost  # during a check: a copy that does not learn
-        self._promised = 0.0
+        self._promised = self._kept = 0.0  # at the start of a check, and in the last window
         self._iterations = 0
         self._next = self._gap = _FIRST
         self._after_prefill = False
         self._window: _Window | None = None
         self._mixed = False  # the window is of mixed batching
         self._settling = 0
+        self._stretch = 1
+        self._length = _MIXED  # iterations of mixed batching in a window
         self._surprise = 0.0  # of the last window of the rule
         self._block = _Window()
         self._spacing = self._alarm_after = _SPACING
@@ -100,6 +110,10 @@ class Guard:
         if not self.checking:
             self._audit(step, expected)
             if self._iterations < self._next:
+                return
+            if self._affordable() < _MIXED and self._gap < _DEAREST:
+                self._next += self._gap
+                self._gap *= 2
                 return
             self._begin()
         if not self._rule.saturated:
@@ -141,6 +155,7 @@ class Guard:
         self.checking = True
         self.checks += 1
         self.gains = []
+        self._stretch = 1
         self._cost, self._promised = copy.copy(self._rule.cost), self._rule.promised
         self._back_to_rule()
 
@@ -150,32 +165,46 @@ class Guard:
 
     def _turn(self, window: _Window) -> None:
         """At the end of a window, go on to the next one."""
-        scale = self._gap // _FIRST
-        if not window.full((_MIXED if self._mixed else _RULE) * scale):
+        if not window.full(self._length // 2 if self._mixed else _RULE):
             return
         if not window.real > 0.0 or not window.expected > 0.0:
             self._end(self.tripped)
         elif self._mixed:
             self._back_to_rule()
-            self._weigh(self._promised - self._surprise + window.surprise)
+            # Faster than expected: perhaps it was just getting under way.
+            settled = window.surprise > -_OFF
+            if not settled:
+                self._stretch *= _STRETCH
+            self._weigh(self._kept - self._surprise + window.surprise, settled)
         else:
             self._surprise = window.surprise
-            self._window, self._mixed, self._settling = None, True, _SETTLE * scale
+            # The rule may have learned from the windows so far, and mix by itself.
+            mixing = 2 * window.mixed > window.prefills
+            self._kept = 0.0 if mixing else self._promised
+            longest = min(_MOST_MIXED, self._gap // 8)
+            wanted = max(self._affordable(), _MIXED) * self._stretch
+            self._length = round(min(wanted, longest))
+            self._window, self._mixed, self._settling = None, True, self._length // 2
             self._rule.always_mixed = True
 
-    def _weigh(self, gain: float) -> None:
+    def _affordable(self) -> float:
+        """Iterations of mixed batching in a window."""
+        gains = self.gains if self.checking else ()
+        loss = sum(gains) / len(gains) if gains else self._rule.promised
+        return _PRICE * self._gap / max(loss, 1e-3)
+
+    def _weigh(self, gain: float, settled: bool) -> None:
         gains = self.gains
         gains.append(gain)
         count = len(gains)
         mean = sum(gains) / count
         scatter = math.sqrt(sum((g - mean) ** 2 for g in gains) / max(count - 1, 1))
         error = 2.0 * max(scatter, _NOISE) / math.sqrt(count)
-        if count == 1 and not _DISASTER < mean < _CLEAR:
-            self._end(mean < 0.0)
-        elif count >= 2 and mean - error > _TOLERATED:
-            self._end(False)
-        elif count >= 2 and mean + error < _WORSE:
+        clear = gain > _CLEAR or (count >= 2 and mean - error > _TOLERATED)
+        if gain < _DISASTER or (count >= 2 and mean + error < _WORSE):
             self._end(True)
+        elif gain > _BEYOND_DOUBT or (settled and clear):
+            self._end(False)
         elif count >= _MOST:
             self._end(mean < _WORSE)
 

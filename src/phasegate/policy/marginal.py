@@ -42,6 +42,7 @@ HOLD_OPEN, HOLD_CLOSED = 0.1, 2.0
 """Default `max_hold` where requests come by themselves / clients wait for answers, seconds."""
 
 _REVIEW = 64  # decode iterations after which everything is looked at again, whatever happens
+_LOOSE = 8  # changes of the state after which it is, while waiting for more free slots
 _EARLY = 8  # solutions of the cost model; later ones differ little from one to the next
 _OF_TTFT = 0.25  # share of a TTFT target that holding may use up
 
@@ -61,6 +62,25 @@ class _Phase:
     then: bool
     quota: int
     first: int = 0
+
+
+@dataclass(slots=True)
+class _Wait:
+    """Waiting for more free slots: what it takes to end it.
+
+    Attributes:
+        share: idle share of slots that is worth a refill.
+        price: loss of idle slots that is worth one, seconds.
+        everything: whether all that wait could be admitted.
+        versions: of costs and traffic that this was based on.
+        looks: changes of the state that it may still outlast.
+    """
+
+    share: float
+    price: float
+    everything: bool
+    versions: tuple[int, int]
+    looks: int = _LOOSE
 
 
 class Choice(NamedTuple):
@@ -131,6 +151,7 @@ class MarginalRule:
         self._costs = StepCosts.of(cost)
         self._cost_version = 0
         self._phase: _Phase | None = None
+        self._wait: _Wait | None = None
         self._seconds_without_decode = 0.0
         self._decoded = 0  # decode-only iterations since the last prefill
         # Waiting: the loss so far is _loss + _loss_rate * _iterations.
@@ -166,7 +187,43 @@ class MarginalRule:
         if state == self._state and self._countdown > 0 and now.now < self._review_at:
             return self._decode_plan()
         self._state = state
+        wait = self._wait
+        if wait is not None and now.now < self._review_at and self._goes_on(wait, now):
+            return self._decode_plan()
+        self._wait = None
         return self._decide(now, n, budget)
+
+    def _goes_on(self, wait: _Wait, now: Snapshot) -> bool:
+        """Whether waiting goes on although a few requests came or went. A cheap look, which
+        takes it that each of them that left makes room for one."""
+        wait.looks -= 1
+        if now.urgent or now.kv_blocked or not now.waiting or wait.looks < 0:
+            return False
+        if wait.versions != (self.cost.version, self.monitor.version):
+            return False
+        choice = self.choice
+        fit = now.waiting
+        if not wait.everything:
+            fit = min(fit, choice.fit + max(choice.running - now.running, 0))
+        in_use = now.running + fit
+        self._lose()
+        if fit >= wait.share * in_use or self._loss >= wait.price:
+            return False
+        self._expect_loss(fit / in_use, wait.price)
+        return True
+
+    def _lose(self) -> None:
+        """Add up the loss of idle slots since it was last looked at."""
+        self._loss += self._loss_rate * self._iterations
+        self._loss_rate, self._iterations = 0.0, 0
+
+    def _expect_loss(self, idle: float, price: float) -> None:
+        """A share of the slots stays idle: look again when that has cost as much as a refill."""
+        self._countdown = min(_REVIEW, self.cost.steady_for)
+        self._loss_rate = self._costs.alpha_d * idle
+        if self._loss_rate > 0.0:
+            left = math.ceil((price - self._loss) / self._loss_rate)
+            self._countdown = max(1, min(self._countdown, left))
 
     def _decode_plan(self) -> Plan:
         """Decode on; N is what runs and what could be admitted as well."""
@@ -262,8 +319,7 @@ class MarginalRule:
         if cost.version != self._cost_version:
             self._cost_version = cost.version
             self._costs = StepCosts.of(cost)
-        self._loss += self._loss_rate * self._iterations
-        self._loss_rate, self._iterations = 0.0, 0
+        self._lose()
         self._review_at = NEVER
         self._countdown = min(_REVIEW, cost.steady_for)
 
@@ -326,12 +382,12 @@ class MarginalRule:
         if reason:
             return self._refill(now, n, budget, refill, room)
 
+        self._expect_loss(fit / in_use, price)
         if pause:
             self._countdown = 1
-        self._loss_rate = self._costs.alpha_d * fit / in_use
-        if self._loss_rate > 0.0:
-            left = math.ceil((price - self._loss) / self._loss_rate)
-            self._countdown = max(1, min(self._countdown, left))
+        else:
+            versions = (cost.version, monitor.version)
+            self._wait = _Wait(share, price, everything, versions)
         self._review_at = self._held_since + hold
         if everything:
             self._review_at = min(self._review_at, now.now + patience - now.oldest_wait)
