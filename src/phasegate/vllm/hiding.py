@@ -15,14 +15,15 @@ LEASE = 32
 class MarkHiding:
     """From vLLM 0.26: a request sits out while `current_step < next_decode_eligible_step`.
 
-    Hidden requests stay in `running`, visible to preemption, watermark and statistics. A refill
-    takes many iterations: marks last for LEASE of them, so that each costs O(new) and not O(all).
+    Hidden requests stay in `running`, visible to preemption, watermark and statistics. Marks of
+    the first iteration of a refill end by themselves. If it goes on, they are made to last for
+    LEASE iterations, so that each costs O(new) and not O(all), and are ended after it.
     """
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._marked: list[Any] = []
-        self._until = 0
+        self._until = self._next = 0  # a refill that goes on hides again in step `_next`
         self._async = scheduler.scheduler_config.async_scheduling
 
     def hide_decodes(self, prefilling: Sequence[Any], started: Sequence[Any]) -> int:
@@ -31,11 +32,11 @@ class MarkHiding:
         if self._marked and step + 1 < self._until:
             self._marked.extend(started)
         else:
-            self._until = step + 2 + LEASE
+            self._until = step + 2 + (LEASE if step == self._next else 0)
             started = self._marked = (
                 [r for r in running if not r.is_prefill_chunk] if prefilling else running.copy()
             )
-        until = self._until
+        until, self._next = self._until, step + 1
         for request in started:
             request.next_decode_eligible_step = until
         return 0
@@ -51,8 +52,9 @@ class MarkHiding:
         if not self._marked:
             return
         marked, self._marked = self._marked, []
-        for request in marked:
-            request.next_decode_eligible_step = 0
+        if self._scheduler.current_step + 1 < self._until:
+            for request in marked:
+                request.next_decode_eligible_step = 0
         if self._async and not getattr(self._scheduler, "use_v2_model_runner", False):
             # The V1 model runner rebuilds the row of a request that comes back from the tokens
             # known by then: none of its output may be in flight.
