@@ -109,7 +109,7 @@ def main() -> None:
     for turn, (name, spec) in enumerate(workloads.items(), 1):
         cost = fit_interference(blocks[-1]).cost
         table = draw_requests(spec, requests=options.requests, concurrency=SLOTS + 8)
-        runs[name] = [_serve(runner, limits, cost, policy, table) for policy in POLICIES]
+        runs[name] = [serve(runner, limits, cost, policy, table) for policy in POLICIES]
         blocks.append(measured.measure_samples(runner, limits, options.calibrate, seed=turn))
 
     rows: list[tuple[str, Cell]] = []
@@ -123,13 +123,14 @@ def main() -> None:
             rows += [(name, cell) for cell in cells([summarise(guess)], [summarise(run.record)])]
         iterations = [s for run in served for s in run.iterations]
         kinds.append([name, *_by_kind(iterations, fit.cost)])
-    text = "\n\n".join((_report(rows), _iteration_errors(kinds), _drift(blocks)))
+    text = "\n\n".join((_report(rows), _iteration_errors(kinds), drift(blocks)))
     publish("fidelity", sys.argv[1:], text, options.write)
 
 
-def _serve(
+def serve(
     runner: TorchRunner, limits: Limits, cost: CostModel, policy: str, table: RequestTable
 ) -> Run:
+    """Serve a workload on the real model; says on stderr how long it took."""
     watched = Watched(build_policy(policy, cost, limits))
     record = measured.run_workload(runner, source_of(table), watched, limits)
     print(f"{policy} served in {record.duration:.1f} s", file=sys.stderr, flush=True)
@@ -164,7 +165,7 @@ def _iteration_errors(rows: list[list[str]]) -> str:
     return f"{head}\n\n{markdown(['workload, all policies', *KINDS], rows)}"
 
 
-def _drift(blocks: list[list[Sample]]) -> str:
+def drift(blocks: list[list[Sample]]) -> str:
     """How the machine's speed changed: each block against the costs of all of them."""
     cost = fit_interference([s for block in blocks for s in block]).cost
     speed = [float(np.median([s.seconds / _predicted(cost, s) for s in b])) for b in blocks]

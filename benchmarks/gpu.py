@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import threading
@@ -140,7 +141,8 @@ class Report:
     def add(self, name: str, value: float | str, unit: str = "", note: str = "") -> None:
         """A line of the table, and an entry `name` of the JSON."""
         shown = value if isinstance(value, str) else f"{value:,.4g}"
-        self.results[name] = {"value": value, "unit": unit, "note": note}
+        number = value if isinstance(value, str) or math.isfinite(value) else None
+        self.results[name] = {"value": number, "unit": unit, "note": note}
         self.rows.append([name, f"{shown} {unit}".strip(), note])
         print(f"{name}: {shown} {unit} {note}", file=sys.stderr, flush=True)
 

@@ -65,7 +65,7 @@ def compile_kernel(head_dim: int, group: int, half: bool) -> Any:
             wide[d] = from_bfloat16(row[d])
         return wide
 
-    @njit(fastmath=True)
+    @njit(fastmath=True, error_model="numpy")  # NaN in, NaN out; no exceptions
     def attend(q: Any, k: Any, v: Any, out: Any, p: Any, wide: Any, first: Any, n: Any) -> None:
         """Softmax attention of G scaled queries over n tokens from `first`, block by block with
         a running maximum (Milakov & Gimelshein 2018, arXiv 1805.02867)."""

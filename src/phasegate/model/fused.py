@@ -6,8 +6,8 @@ made of, and only in this instance of the model:
 - RMS norms become one kernel;
 - projections of the same input (queries, keys, values) become one matrix product;
 - rotary embeddings are applied in place by one kernel;
-- gated MLPs lose their steps between the products: on GPUs gate and up become one product and
-  silu(gate) * up one kernel, on CPUs the products do it themselves.
+- in gated MLPs on GPUs gate and up become one product and silu(gate) * up one kernel (on CPUs this
+  gains nothing: the products take all the time).
 
 A block is exchanged only if the new one gives the same numbers as the old one on a sample; after
 all, the whole model is compared with what it computed before (`architecture.verify`).
@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from phasegate.model.packed_linear import PackedGatedMLP, packing_works
 from phasegate.model.small_ops import GpuOps, SmallOps, small_ops
 
 _ROTARY = "apply_rotary_pos_emb"
@@ -118,9 +117,10 @@ def fuse(model: nn.Module) -> None:
                 norm = _fused_norm(ops, child)
                 if norm is not None:
                     setattr(module, name, norm)
-            mlp = _gated_mlp(ops, child)
-            if mlp is not None:
-                setattr(module, name, mlp)
+            if isinstance(ops, GpuOps):
+                mlp = _gated_mlp(ops, child)
+                if mlp is not None:
+                    setattr(module, name, mlp)
         _share_projections(module, ("q_proj", "k_proj", "v_proj"))
         if ops is not None:
             _fuse_rotation(module, ops)
@@ -151,19 +151,13 @@ def _fused_norm(ops: SmallOps, old: nn.Module) -> FusedNorm | None:
     return None
 
 
-def _gated_mlp(ops: SmallOps | None, old: nn.Module) -> nn.Module | None:
+def _gated_mlp(ops: GpuOps, old: nn.Module) -> GatedMLP | None:
     parts = dict(old.named_children())
     layers = [parts.pop(name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     gate, up, down = (layer if type(layer) is nn.Linear else None for layer in layers)
     if gate is None or up is None or down is None or parts.keys() > {"act_fn"}:
         return None
-    weight = gate.weight
-    if isinstance(ops, GpuOps):
-        new: nn.Module = GatedMLP(ops, gate, up, down)
-    elif packing_works(weight.device, weight.dtype):
-        new = PackedGatedMLP(gate, up, down)
-    else:
-        return None
+    new = GatedMLP(ops, gate, up, down)
     return new if _same(old, new, gate.in_features) else None
 
 
