@@ -166,7 +166,9 @@ def test_engine_limits_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> N
         (["--json", "/proc/a.json"], "cannot write /proc/a.json"),
         (["--json", "a" * 300], "File name too long"),
         (["--bogus"], "No such option: --bogus; see phasegate simulate --help"),
-        (["--seed", "x"], "Invalid value for '--seed'"),
+        (["--seed", "x"], "--seed x: should be a valid integer"),
+        (["--n=0"], "--n 0: should be greater than or equal to 1"),
+        (["--profile", ""], "profile '': has no name"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(

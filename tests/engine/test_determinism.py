@@ -42,12 +42,14 @@ class OneByOne:
         self._policy.observe(step)
 
 
-def run(spec: str, page: int, *, rate: float | None, jump: bool = True) -> RunRecord:
-    """200 requests on KV for about a dozen of them: some are preempted."""
+def run(
+    spec: str, page: int, *, rate: float | None, jump: bool = True, requests: int = 200
+) -> RunRecord:
+    """Requests on KV for about a dozen of them: some are preempted."""
     limits = Limits(5000, slots=16, token_budget=512, page=page)
     policy = build_policy(spec, COST, limits)
     concurrency = None if rate else 20
-    source = make_source(WORKLOAD, rate=rate, concurrency=concurrency, requests=200, seed=7)
+    source = make_source(WORKLOAD, rate=rate, concurrency=concurrency, requests=requests, seed=7)
     return simulate(COST, source, policy if jump else OneByOne(policy), limits)
 
 
@@ -78,3 +80,9 @@ def test_jumping_leaves_the_same_records(spec: str, page: int, rate: float | Non
     jumped = run(spec, page, rate=rate)
     assert_same(jumped, run(spec, page, rate=rate, jump=False))
     assert jumped.counts["finished"] == 200
+
+
+@pytest.mark.parametrize("spec", AUTO)
+def test_jumping_over_checks_of_the_safety_net(spec: str) -> None:
+    jumped = run(spec, 16, rate=None, requests=1500)
+    assert_same(jumped, run(spec, 16, rate=None, requests=1500, jump=False))

@@ -146,4 +146,4 @@ def test_source_of_picks_by_what_the_table_knows():
     with pytest.raises(WorkloadError, match="no closed loop"):
         ClosedSource(numbered(3))
     with pytest.raises(WorkloadError, match="time overflows"):
-        source_of(numbered(3).at_rate(1e-320))
+        source_of(RequestTable.of([1, 1], [1, 1], arrival=[0.0, 1e303]).scaled(1e-6))

@@ -252,8 +252,8 @@ S = '[{"conversations": []},\n'
         (f"{T},374,44\n", f"no known trace format begins with '{T},374,44'"),
         ("<html>\n", "no known trace format begins with '<html>'"),
         (A.replace(",", ";"), "no known trace format begins with 'TIMESTAMP;ContextTokens"),
-        ('{"a": 1}\n', "line 1: neither Mooncake (timestamp, input_length, output_length) nor"),
-        ("[1, 2]", "line 1: neither Mooncake"),
+        ('{"a": 1}\n', "line 1: no known trace format; known JSON traces are Mooncake"),
+        ("[1, 2]", "line 1: no known trace format"),
         (b"PK\x03\x04zip", "this is a zip archive; unpack it first"),
         (b"PAR1\x15\x04", "this is a Parquet file; convert it to CSV first"),
         ("TIMESTAMP".encode("utf-16"), "this is UTF-16 text; save it as UTF-8"),
@@ -309,7 +309,7 @@ S = '[{"conversations": []},\n'
         (S + '\n{"conversations": [', "line 3: is cut short or not JSON"),
         (S, "line 2: is cut short or not JSON"),
         ("[\n", "line 2: is cut short or not JSON"),
-        ("[{},\n\n{nonsense}]", "line 1: neither Mooncake"),
+        ("[{},\n\n{nonsense}]", "line 1: no known trace format"),
     ],
 )  # fmt: skip
 def test_a_broken_file_is_named_in_one_line(write, content, line):

@@ -33,7 +33,7 @@ def test_the_text():
     ("table", "line"),
     [
         (TABLE.closed(8), "100 requests, 8 concurrent"),
-        (TABLE.scaled(1e12).at_rate(math.inf), "100 requests, all at once"),
+        (TABLE.scaled(1e9).at_rate(math.inf), "100 requests, all at once"),
         (RequestTable.of([1], [1]), "1 request, no arrival times"),
         (TABLE.first(2), "2 requests in 1.0 s: 1 requests/s"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, cast
 
 import typer
@@ -62,16 +63,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"phasegate: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except _UsageError as error:
-        print(_usage(error), file=sys.stderr)
+        print(_usage(error, words), file=sys.stderr)
         raise SystemExit(2) from None
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
-def _usage(error: Exception) -> str:
+def _usage(error: Exception, words: Sequence[str]) -> str:
     """One line about words that typer did not understand; the help where there were none."""
     message = str(error.format_message())  # type: ignore[attr-defined]
     context = getattr(error, "ctx", None)
     if context is None or type(error).__name__ == "NoArgsIsHelpError":
         return message
     line = " ".join(message.split()).rstrip(".")
+    option, value = _given(getattr(error, "param", None), words)
+    if option and line.startswith(f"Invalid value for '{option}': "):
+        line = line.partition(": ")[2].removeprefix("Input ")
+        line = f"{option} {value or repr(value)}: {line}"
     return f"phasegate: {line}; see {context.command_path} --help"
+
+
+def _given(parameter: object, words: Sequence[str]) -> tuple[str, str]:
+    """The option as it was written, and its value: typer's errors do not repeat it."""
+    for name in getattr(parameter, "opts", ()):
+        for word, following in pairwise((*words, "")):
+            if word == name:
+                return name, following
+            if word.startswith(f"{name}="):
+                return name, word.removeprefix(f"{name}=")
+    return "", ""

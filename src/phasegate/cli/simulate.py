@@ -136,7 +136,7 @@ def command(
     traffic = Traffic(workload, trace, concurrency, rate, rate_scale, requests, seed)
     traffic.check(queue_limit)
     check_outputs(json, html, [*traffic.files, profile_file(profile)])
-    device = load_profile(profile or DEFAULT_PRESET)
+    device = load_profile(DEFAULT_PRESET if profile is None else profile)
     cost = device.cost_model()
     limits = Limits(
         kv_capacity=kv or device.kv_capacity_tokens,
@@ -157,7 +157,7 @@ def command(
     if trace is not None:
         about_traffic[0] = f"{table.label}: {about_traffic[0]}"
     introduce(console, device, limits, about_traffic)
-    options = [] if profile else [f"--profile {DEFAULT_PRESET}"]
+    options = [] if profile is not None else [f"--profile {DEFAULT_PRESET}"]
     tell_defaults(console, [*options, *traffic.defaults], () if policy else specs)
 
     def run_one(spec: str, advance: Callable[[int], None]) -> RunRecord:

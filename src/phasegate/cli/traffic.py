@@ -82,7 +82,7 @@ class Traffic:
 
     @property
     def _spec(self) -> WorkloadSpec:
-        return WorkloadSpec.parse(self.workload or DEFAULT_WORKLOAD)
+        return WorkloadSpec.parse(DEFAULT_WORKLOAD if self.workload is None else self.workload)
 
     @property
     def _closed(self) -> bool:

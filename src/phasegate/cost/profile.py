@@ -164,6 +164,8 @@ def load_profile(name_or_path: str | Path) -> Profile:
             sense; one line with file, field, value and remedy.
     """
     name = str(name_or_path)
+    if not name:
+        raise ProfileError(f"profile '': has no name; presets: {', '.join(PRESETS)}")
     if name in PRESETS:
         return Profile.model_validate(PRESETS[name])
     path = Path(name_or_path)

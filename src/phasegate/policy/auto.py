@@ -72,7 +72,10 @@ class Auto:
         """Decide the next iteration."""
         if not self.error:
             try:
-                return self.rule.plan(now)
+                plan = self.rule.plan(now)
+                if plan.repeat > 1 and (steady := self.guard.steady_for) < plan.repeat:
+                    return plan._replace(repeat=steady)
+                return plan
             except Exception as error:
                 self._fall_back(error)
         return mixed_plan(now, now.slots, self._options)

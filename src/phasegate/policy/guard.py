@@ -68,6 +68,12 @@ class _Window:
             return False
         return self.prefills >= _REFILLS or self.iterations >= iterations + _TOO_LONG
 
+    def due(self, iterations: int) -> int:
+        """Decode-only iterations until it may be full."""
+        if self.prefills < _REFILLS and self.iterations >= iterations:
+            iterations += _TOO_LONG
+        return iterations - self.iterations
+
     @property
     def surprise(self) -> float:
         """ln(real / expected)."""
@@ -102,6 +108,19 @@ class Guard:
         self._surprise = 0.0  # of the last window of the rule
         self._block = _Window()
         self._spacing = self._alarm_after = _SPACING
+
+    @property
+    def steady_for(self) -> int:
+        """Decode-only iterations that may be reported together: it does nothing before."""
+        if not self.checking:
+            due = min(self._next - self._iterations, _BLOCK - self._block.iterations)
+        elif self._settling > 0:
+            due = self._settling
+        elif self._window is None:
+            due = 1
+        else:
+            due = self._window.due(self._length // 2 if self._mixed else _RULE)
+        return max(due, 1)
 
     def observe(self, step: StepReport) -> None:
         """Follow a step; called after the rule has."""

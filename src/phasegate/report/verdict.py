@@ -144,9 +144,10 @@ def _overload(best: RunSummary, offered: float | None) -> str:
     accepted = offered * (1 - requests["rejected"] / requests["submitted"])
     if _throughput(best) > _KEEPS_UP * accepted:
         return ""
+    end = "up to the queue limit" if requests["rejected"] else "as long as that lasts"
     return (
         f" Overload: {figures(offered)} requests/s arrive, more than are served; the queue and "
-        "TTFT grow as long as that lasts."
+        f"TTFT grow {end}."
     )
 
 

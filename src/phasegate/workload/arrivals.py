@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,6 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasegate.errors import WorkloadError
+from phasegate.workload.lengths import format_number
+
+MIN_RATE, MAX_RATE = 1e-6, 1e9
+"""Rates that can be simulated, requests/s: beyond, the clock would lose the milliseconds of an
+iteration, or all requests come at once (which `inf` says)."""
+
+
+def check_rate(rate: float) -> float:
+    """`rate`, requests/s, if it can be simulated. Raises WorkloadError."""
+    if not (MIN_RATE <= rate <= MAX_RATE or rate == math.inf):
+        raise WorkloadError(
+            f"rate={format_number(rate)}: has to be from {MIN_RATE:g} to {MAX_RATE:g} requests/s,"
+            " or inf (all at once)"
+        )
+    return rate
 
 
 @dataclass(frozen=True)
@@ -25,8 +41,7 @@ class OpenLoop:
     cv: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.rate > 0.0:
-            raise WorkloadError(f"rate={self.rate}: has to be above 0 requests/s")
+        check_rate(self.rate)
         if not 0.0 <= self.cv <= 100.0:
             raise WorkloadError(f"burst={self.cv}: the CV of the gaps has to be from 0 to 100")
 

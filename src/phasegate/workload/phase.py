@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -18,6 +19,7 @@ from pydantic import (
 )
 
 from phasegate.errors import WorkloadError
+from phasegate.workload.arrivals import check_rate
 from phasegate.workload.lengths import (
     MAX_LENGTH,
     Empirical,
@@ -110,7 +112,7 @@ class Phase(BaseModel):
     priority: Annotated[tuple[PriorityClass, ...], BeforeValidator(_parse_priority)] = ()
     requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
     concurrency: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
-    rate: Annotated[float, Field(gt=0)] | None = None
+    rate: Annotated[float, AfterValidator(check_rate)] | None = None
     burst: Annotated[float, Field(ge=0, le=100)] | None = None
 
     @classmethod

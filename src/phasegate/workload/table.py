@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from phasegate.errors import WorkloadError
-from phasegate.workload.arrivals import ClosedLoop, OpenLoop
+from phasegate.workload.arrivals import MAX_RATE, MIN_RATE, ClosedLoop, OpenLoop
 from phasegate.workload.lengths import MAX_LENGTH, Lengths, format_number
 
 
@@ -121,15 +121,18 @@ class RequestTable:
     def scaled(self, rate_scale: float) -> RequestTable:
         """The same requests `rate_scale` times as fast (4: a quarter of the time).
 
-        Raises WorkloadError if arrivals are unknown or the factor is not above 0.
+        Raises WorkloadError if arrivals are unknown or the factor is not from 1e-6 to 1e9.
         """
         times = self._arrivals("a rate scale")
-        if not 0.0 < rate_scale < math.inf:
-            raise WorkloadError(f"rate_scale={rate_scale}: has to be above 0")
+        if not MIN_RATE <= rate_scale <= MAX_RATE:
+            raise WorkloadError(
+                f"rate_scale={rate_scale:g}: has to be from {MIN_RATE:g} to {MAX_RATE:g}"
+            )
         if rate_scale == 1.0:
             return self
         label = f"{self.label} x{format_number(rate_scale)}"
-        return replace(self, label=label, arrival=times / rate_scale)
+        with np.errstate(over="ignore"):  # OpenSource says that in a sentence
+            return replace(self, label=label, arrival=times / rate_scale)
 
     def at_rate(self, rate: float, burst: float = 1.0, seed: int = 0) -> RequestTable:
         """The same lengths in the same order with new arrivals (see arrivals.OpenLoop)."""

@@ -27,6 +27,10 @@ from phasegate.workload.rows import BadRowError, Row, collect, is_number, tokens
 from phasegate.workload.table import RequestTable
 
 _START = 1 << 16
+_JSON_FORMATS = (
+    "known JSON traces are Mooncake (one object per line: timestamp, input_length, output_length)"
+    " and ShareGPT (one array of objects with conversations)"
+)
 _SUFFIXES = {".gz", ".csv", ".json", ".jsonl", ".txt"}
 
 
@@ -111,7 +115,8 @@ def _read_json(
     try:
         first = decode(raw)
     except BadRowError as error:
-        raise WorkloadError(f"line {line}: {error}") from None
+        hint = "" if line > 1 else f"; {_JSON_FORMATS}"
+        raise WorkloadError(f"line {line}: {error}{hint}") from None
     keys = set(first) if isinstance(first, dict) else set()
     notes: list[str] = []
 
@@ -129,8 +134,8 @@ def _read_json(
         parse = request
     else:
         raise WorkloadError(
-            f"line {line}: neither Mooncake (timestamp, input_length, output_length) nor ShareGPT"
-            f" (conversations); its keys are {', '.join(sorted(keys))[:200] or 'none'}"
+            f"line {line}: no known trace format; {_JSON_FORMATS}; its keys are"
+            f" {', '.join(sorted(keys))[:200] or 'none'}"
         )
     return collect(label, chain([(line, raw)], raw_rows), parse, limit=limit, notes=notes)
 
