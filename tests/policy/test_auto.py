@@ -17,7 +17,7 @@ from phasegate.engine.record import DECODE, MIXED, PREFILL, RunRecord
 from phasegate.engine.simulate import simulate
 from phasegate.errors import PolicyError
 from phasegate.policy.auto import FALLBACK, Auto
-from phasegate.policy.base import UNLIMITED
+from phasegate.policy.base import UNLIMITED, Plan, Snapshot
 from phasegate.policy.spec import build_policy
 from phasegate.report.summary import summarise
 from phasegate.scheduler.limits import Limits
@@ -267,6 +267,24 @@ def test_explains_itself_at_any_moment() -> None:
         assert "safety net" in text
     assert "exclusive" in everything
     assert all(len(line) < 300 for line in lines)
+
+
+def test_says_why_it_takes_the_dearer_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, reasons = auto(), []
+    plan = policy.plan
+
+    def watched(now: Snapshot) -> Plan:
+        answer, choice = plan(now), policy.rule.choice
+        if choice.refill is not None and choice.action != "decode" and choice.running:
+            cheaper = "exclusive" if choice.refill.is_exclusive else "mixed"
+            if choice.action != cheaper:
+                reasons.append(choice.reason)
+        return answer
+
+    monkeypatch.setattr(policy, "plan", watched)
+    serve(policy)
+    assert reasons
+    assert all("to measure" in reason or "to compare" in reason for reason in reasons)
 
 
 def test_explaining_a_moment_after_the_end() -> None:

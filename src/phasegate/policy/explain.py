@@ -51,8 +51,9 @@ def _costs(choice: Choice) -> list[str]:
     lines = [
         f"a refill of {choice.fit} ({choice.tokens:,} prompt tokens) costs "
         f"{_ms(refill.exclusive)} exclusive, {_ms(refill.mixed)} mixed, beyond the work itself",
-        f"worth waiting for: {choice.share * in_use:.1f} free of {in_use} "
-        f"({choice.share:.1%}); idle slots have cost {_ms(choice.loss)} since the last refill",
+        f"worth waiting for: {choice.share * in_use:.1f} free of the {in_use} slots that all who fit "
+        f"would fill ({choice.share:.1%}); {choice.fit} are free; idle slots have cost "
+        f"{_ms(choice.loss)} since the last refill",
     ]
     if choice.hold < NEVER:
         lines.append(
@@ -94,4 +95,8 @@ def _guard(guard: Guard) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < NEVER else "any time"
+    if seconds >= NEVER:
+        return "any time"
+    if abs(seconds) < 5e-7:
+        return "0 ms"
+    return f"{seconds * 1e3:.3g} ms" if abs(seconds) < 0.9995 else f"{seconds:,.2f} s"

@@ -412,7 +412,13 @@ class MarginalRule:
         self._phase = phase
         self.n = choice.running + choice.fit
         self.k = max(1, round(choice.share * self.n))
-        self.choice = choice._replace(action="exclusive" if phase.exclusive else "mixed")
+        action = "exclusive" if phase.exclusive else "mixed"
+        reason = choice.reason
+        if self.always_mixed and refill.is_exclusive:
+            reason += "; mixed to compare it with, or because it won the last comparison"
+        elif phase.exclusive != self.exclusive:
+            reason += "; the dearer way this time, to measure what it costs"
+        self.choice = choice._replace(action=action, reason=reason)
         return self._refill_plan(phase, now, n, budget)
 
     def _hold(self, open_loop: bool) -> float:
