@@ -51,8 +51,8 @@ def _costs(choice: Choice) -> list[str]:
     lines = [
         f"a refill of {choice.fit} ({choice.tokens:,} prompt tokens) costs "
         f"{_ms(refill.exclusive)} exclusive, {_ms(refill.mixed)} mixed, beyond the work itself",
-        f"worth waiting for: {choice.share * in_use:.1f} free of the {in_use} slots that all who fit "
-        f"would fill ({choice.share:.1%}); {choice.fit} are free; idle slots have cost "
+        f"worth waiting for: {choice.share * in_use:.1f} free of the {in_use} slots that all who "
+        f"fit would fill ({choice.share:.1%}); {choice.fit} are free; idle slots have cost "
         f"{_ms(choice.loss)} since the last refill",
     ]
     if choice.hold < NEVER:
