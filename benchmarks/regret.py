@@ -7,15 +7,17 @@
 
 `auto` starts from constants that are each wrong by a random factor of 0.2 to 5 (`--prior none`:
 from none at all), and every iteration takes a random 3 % more or less. `--cache FILE` keeps the
-runs of fixed settings; `--cells N` takes every N-th cell; `--write DIR` writes tables.
+runs of fixed settings; `--cells N` takes every N-th cell; `--write DIR` writes tables,
+and for `figures.py` the rates of the grid and of kappa as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -124,12 +126,22 @@ def show(results: Sequence[Result]) -> list[str]:
     return lines
 
 
+def keep(results: Sequence[Result], args: argparse.Namespace, part: str) -> None:
+    """Write rates as JSON into the folder of `--write`, if there is one."""
+    if args.write is not None:
+        args.write.mkdir(parents=True, exist_ok=True)
+        suffix = "" if args.prior == "wrong" else f"-{args.prior}"
+        text = json.dumps([asdict(r) for r in results], indent=1)
+        (args.write / f"{part}{suffix}.json").write_text(text + "\n")
+
+
 def grid(args: argparse.Namespace, hindsight: Hindsight) -> list[str]:
     """The grid of all cells."""
     results = []
     for cell in all_cells()[:: args.cells]:
         results.append(measure(cell, constants(cell.device), hindsight, args.prior))
         progress(results[-1])
+    keep(results, args, "grid")
     return show(results)
 
 
@@ -147,6 +159,7 @@ def kappa(args: argparse.Namespace, hindsight: Hindsight) -> list[str]:
                 result = measure(cell, cost, hindsight, args.prior)
                 results.append(Result(**{**vars(result), "name": f"{cell.name} x{factor:g}"}))
                 progress(results[-1])
+    keep(results, args, "kappa")
     return show(results)
 
 
