@@ -193,3 +193,22 @@ def test_says_for_how_long_constants_stand() -> None:
         for i in range(steady):
             assert learner.version == version, f"changed after {i} of {steady} iterations"
             learner.observe(report(rng.uniform(0.01, 0.02), 0, 8, 4000))
+
+
+def test_a_prior_is_confirmed_once_iterations_agree_with_it() -> None:
+    learner = OnlineCost(Prior.of(TRUE))
+    assert not learner.confirmed
+    serve(learner, TRUE, "p", 2, noise=0.05)
+    assert not learner.confirmed, "no decode was seen"
+    serve(learner, TRUE, "d", 4, noise=0.05)
+    assert learner.confirmed
+    serve(learner, WRONG, "m", 4)
+    assert not learner.confirmed, "mixed iterations take something else"
+
+
+@pytest.mark.parametrize("prior", [Prior.of(WRONG), Prior.unknown()])
+def test_a_guess_is_never_confirmed(prior: Prior) -> None:
+    learner = OnlineCost(prior)
+    for _ in range(20):
+        serve(learner, TRUE, "pdm", 1)
+        assert not learner.confirmed

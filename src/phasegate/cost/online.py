@@ -54,7 +54,10 @@ _FIRST = 4  # rows of a kind that are compared with the prior only: no sign of s
 _DRIFT_RATE, _DRIFT_LIMIT, _DRIFT_KEEP = 0.15, 1.5, 0.02
 
 _TRUST = 1.5  # prior: standard deviation relative to a constant; x0.2..x5 is nothing unusual
+_TRUST_CONFIRMED = 0.3
 _TRUST_NOTHING = 30.0
+_COMPARED = 16  # rows of a kind that tell whether the prior is right
+_CONFIRMED = 0.15  # relative; single rows scatter
 _TIES = ((6, 3, 0.5), (7, 1, 0.04), (8, 5, 1.0))  # mixed constants resemble the pure ones
 
 
@@ -126,6 +129,9 @@ class OnlineCost:
         self._scales: list[float] = self._scale.tolist()
         self._theta: list[float] = scale.tolist()
         self._start, self._spread = scale / self._scale, prior.spread
+        self._prior: list[float] = scale.tolist()
+        self._off = [0.0] * len(_OF_KIND)  # ln(real / expected from the prior), summed
+        self._compared = [0] * len(_OF_KIND)
         ridge, _ = _prior_terms(self._start, np.ones(len(NAMES)), prior.spread)
         self._covariance = np.linalg.inv(ridge)
         self._gram: list[dict[int, list[float]]] = [{} for _ in _OF_KIND]
@@ -179,6 +185,17 @@ class OnlineCost:
         w = np.array(weights) * self._scale
         return math.sqrt(max(float(w @ self._covariance @ w), 0.0))
 
+    @property
+    def confirmed(self) -> bool:
+        """Whether iterations of each kind took what the prior says, as far as they were seen:
+        the prior is one of this engine, not a guess."""
+        if self._spread > _TRUST or self.drifts or not (self.rows[PREFILL] and self.rows[DECODE]):
+            return False
+        return all(
+            abs(off) <= _CONFIRMED * count
+            for off, count in zip(self._off, self._compared, strict=True)
+        )
+
     def drift(self, kind: int) -> float:
         """How far the last rows of a kind were off in one direction, in units of sigma."""
         return self._drift[kind]
@@ -225,6 +242,12 @@ class OnlineCost:
         if not 0.0 < seconds < math.inf:
             return
         columns, theta, scale = _OF_KIND[kind], self._theta, self._scales
+        if self._compared[kind] < _COMPARED:
+            prior = sum(
+                self._prior[c] * amount for c, amount in zip(columns, composition, strict=True)
+            )
+            self._compared[kind] += 1
+            self._off[kind] += math.log(seconds / prior) if prior > 0.0 else math.inf
         expected = 0.0
         x = []
         for column, amount in zip(columns, composition, strict=True):
@@ -279,7 +302,8 @@ class OnlineCost:
     def _solve(self) -> None:
         """Least squares with the prior as ridge; negative constants are set to 0."""
         size = np.maximum(1.0, np.array(self._theta) / self._scale)
-        A, b = _prior_terms(self._start, size, self._spread)
+        spread = _TRUST_CONFIRMED if self.confirmed else self._spread
+        A, b = _prior_terms(self._start, size, spread)
         for kind, memory in enumerate(self._gram):
             if not memory:
                 continue

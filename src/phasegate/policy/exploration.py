@@ -42,10 +42,12 @@ class Exploration:
     @property
     def pause(self) -> int:
         """Decode iterations to wait before the next refill (0: no ladder)."""
-        return _PAUSE if 0 < self._rung < _STEPS else 0
+        return _PAUSE if 0 < self._rung < _STEPS and not self._cost.confirmed else 0
 
     def limit(self, count: int) -> int:
         """How many of the `count` requests of a refill may start now."""
+        if self._rung and self._cost.confirmed:
+            self._rung = _STEPS
         if self._rung >= _STEPS:
             return count
         rung = int(4**self._rung)
@@ -65,7 +67,7 @@ class Exploration:
         since = self._refills - self._other_at
         cost, kind = self._cost, MIXED if exclusive else PREFILL
         follow = False
-        if cost.rows[kind] < _ENOUGH:
+        if cost.rows[kind] < _ENOUGH and not cost.confirmed:
             due = since >= 2
         else:
             difference = abs(refill.exclusive - refill.mixed)
