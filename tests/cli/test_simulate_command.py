@@ -169,6 +169,9 @@ def test_engine_limits_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> N
         (["--seed", "x"], "--seed x: should be a valid integer"),
         (["--n=0"], "--n 0: should be greater than or equal to 1"),
         (["--profile", ""], "profile '': has no name"),
+        (["--policy", "mixed:"], "no option behind the colon"),
+        (["--kv", "100"], "no request fits into the KV cache: the smallest needs"),
+        (["--rate", "1e-9"], "rate=1e-09: has to be from 1e-06"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(

@@ -119,6 +119,7 @@ def test_saving_into_a_missing_folder_says_so_and_leaves_nothing(tmp_path: Path)
             lambda d: d["provenance"].update(how="guessed"),
             "provenance.how is 'guessed', it must be",
         ),
+        (lambda d: d["cost"].update(alpha_d=1e308), "cost.alpha_d is 1e+308, it must be"),
         (lambda d: d["provenance"].update(date="soon"), "must be a date (YYYY-MM-DD)"),
         (lambda d: d.update(fit={"r2": 1.5}), "fit.r2 is 1.5, it must be less than or equal to 1"),
         (lambda d: d.update(fit={"confidence": {"z": [1, 2]}}), "names 'z', which is no constant"),

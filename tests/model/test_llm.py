@@ -116,6 +116,11 @@ def test_bad_prompts(small: LLM) -> None:
         small.generate([9999], GREEDY)
     with pytest.raises(ModelError, match=r"the KV cache holds 64; raise kv_tokens"):
         llm(kv_tokens=64).generate([5] * 60, GREEDY)
+    for wrong in (None, b"abc", [None], [b"abc"], [{"prompt_token_ids": [5]}], ["\ud800"], [[5.5]]):
+        with pytest.raises(InputError, match=r"prompts? "):
+            small.generate(wrong, GREEDY)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="params holds something else"):
+        small.generate([5], [{"max_tokens": 3}])  # type: ignore[list-item]
     assert small.generate([], GREEDY) == []
     assert len(small.runner.arena) == 0
 
@@ -150,3 +155,50 @@ def test_an_interruption_leaves_nothing_behind(small: LLM, monkeypatch: pytest.M
     assert len(small.runner.arena) == 0
     monkeypatch.undo()
     assert len(small.generate(["a"], GREEDY)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slots": 0}, "slots is 0; it must be at least 1"),
+        ({"slots": 1.5}, "slots is 1.5; it must be a whole number"),
+        ({"page": 0}, "page is 0"),
+        ({"token_budget": 0}, "token_budget is 0"),
+        ({"kv_tokens": 1e30}, "kv_tokens is 1e\\+30; it must be a whole number"),
+        ({"threads": 0}, "threads is 0"),
+        ({"threads": "x"}, "threads is 'x'"),
+        ({"policy": 5}, "policy is 5; it must be a text"),
+        ({"policy": "mixed:n=99"}, "n=99 is more than the engine's 32 slots"),
+        ({"model": None}, "model is None; name a folder"),
+        ({"model": ""}, "model is ''; name a folder"),
+    ],
+)
+def test_bad_options_are_refused_before_the_model_is_loaded(
+    options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        LLM(**{"model": "/no/such/model", **options})  # type: ignore[arg-type]
+
+
+def test_no_limit_means_as_many_tokens_as_fit(small: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+    (output,) = small.generate([5] * 500, params)
+    assert len(output.outputs[0].token_ids) == 512 - 500
+
+
+@pytest.mark.parametrize(
+    "messages", ["hello", [{"role": "user"}], [{"role": "user", "content": 5}], [{"content": "a"}]]
+)
+def test_bad_messages(small: LLM, messages: object) -> None:
+    small.tokenizer.chat_template = "{{ messages[0].content }}"  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="messages are"):
+        small.chat(messages, GREEDY)  # type: ignore[arg-type]
+
+
+def test_content_in_parts(small: LLM) -> None:
+    small.tokenizer.chat_template = "{{ messages[0].content }}"  # type: ignore[union-attr]
+    parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]
+    whole, apart = small.chat(
+        [[{"role": "user", "content": "abc"}], [{"role": "user", "content": parts}]], GREEDY
+    )
+    assert whole.prompt_token_ids == apart.prompt_token_ids

@@ -99,8 +99,22 @@ def test_every_generation_without_a_seed_gets_its_own() -> None:
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"seed": -1}, "seed is -1"),
         ({"stop": ["a", ""]}, "stop holds an empty text"),
+        ({"stop": 5}, "stop is 5"),
+        ({"stop": [5]}, "stop is 5; it must be a text"),
+        ({"max_tokens": 1.5}, "max_tokens is 1.5; it must be a whole number"),
+        ({"max_tokens": True}, "max_tokens is True"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"top_k": "x"}, "top_k is 'x'"),
+        ({"temperature": "warm"}, "temperature is 'warm'; it must be a number"),
     ],
 )
 def test_values_out_of_range_are_refused(params: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         SamplingParams(**params)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("params", [{"temperature": 1e-300}, {"top_p": 1e-300}])
+def test_next_to_nothing_picks_the_most_likely(params: dict[str, float]) -> None:
+    logits = torch.randn(1, 400, generator=torch.Generator().manual_seed(0))
+    picked = Sampler([generation(seed=3, **params)], torch.device("cpu")).pick(logits)
+    assert picked.tolist() == [int(logits.argmax())]

@@ -76,3 +76,10 @@ def test_overload_is_said_only_when_the_queue_grows() -> None:
 def test_nothing_finished() -> None:
     nothing = run("mixed", 0.0, requests__finished=0, ttft_s__mean=None, itl_s__p99=None)
     assert verdict([nothing]).startswith("No request finished")
+
+
+def test_a_missed_target_is_told() -> None:
+    text = verdict([run("auto:itl=0.05,ttft=2", 5.0, itl=0.1)])
+    assert "It misses its target: ITL P99 100 ms, wanted 50.0 ms." in text
+    assert "misses" not in verdict([run("auto:itl=0.2", 5.0, itl=0.1)])
+    assert "misses" not in verdict([run("auto:itl=0:0.01/5:0.5", 5.0), run("stock", 4.0)])

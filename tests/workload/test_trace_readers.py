@@ -253,6 +253,10 @@ S = '[{"conversations": []},\n'
         ("<html>\n", "no known trace format begins with '<html>'"),
         (A.replace(",", ";"), "no known trace format begins with 'TIMESTAMP;ContextTokens"),
         ('{"a": 1}\n', "line 1: no known trace format; known JSON traces are Mooncake"),
+        (
+            '{"timestamp": 5e300, "input_length": 1, "output_length": 1}\n',
+            "line 1: timestamp is 5e+300, beyond any clock",
+        ),
         ("[1, 2]", "line 1: no known trace format"),
         (b"PK\x03\x04zip", "this is a zip archive; unpack it first"),
         (b"PAR1\x15\x04", "this is a Parquet file; convert it to CSV first"),

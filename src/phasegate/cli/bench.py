@@ -52,6 +52,7 @@ from phasegate.engine.record import RunRecord
 from phasegate.engine.simulate import simulate
 from phasegate.errors import InputError
 from phasegate.policy.spec import build_policy, parse_spec
+from phasegate.report.disturbance import disturbed, longest_stall, slowness
 from phasegate.report.fidelity import print_fidelity
 from phasegate.report.html import Context
 from phasegate.report.summary import summarise
@@ -175,20 +176,27 @@ def command(
     about_traffic = [*str(shape).splitlines(), *table.notes]
     introduce(console, device_profile, limits, about_traffic)
 
+    steadiness: dict[str, list[tuple[float, float]]] = {}
+
     def run_one(spec: str, advance: Callable[[int], None]) -> RunRecord:
-        return engine.run(
+        record = engine.run(
             source_of(table),
             None if spec == STOCK else build_policy(spec, cost, limits),
             profile=device_profile.name,
             seed=seed or 0,
             progress=advance,
         )
+        steadiness.setdefault(spec, []).append((slowness(record, cost), longest_stall(record)))
+        return record
 
     runs, series = run_all(specs, run_one, len(table), html is not None, rounds)
     offered = shape.rate if math.isfinite(shape.rate) else None
     words = command_line(context)
     about = Context(device_profile, limits, about_traffic, words, offered, measured=True)
     present(runs, series, about, console, json, html)
+    caution = disturbed({spec: sorted(r)[len(r) // 2] for spec, r in steadiness.items()})
+    if caution:
+        console.print(Text(caution, style="bold red"))
     if compare_sim:
         predicted = [
             summarise(
@@ -240,7 +248,7 @@ def _traffic(
     if workload is None and trace is None:
         workload = DEFAULT_WORKLOAD
         requests = requests or DEFAULT_REQUESTS
-        if rate is None and concurrency is None:
+        if rate is None and concurrency is None and rate_scale is None:
             concurrency = slots
     traffic = Traffic(workload, trace, concurrency, rate, rate_scale, requests, seed)
     traffic.check()

@@ -138,8 +138,14 @@ def command(
     check_outputs(json, html, [*traffic.files, profile_file(profile)])
     device = load_profile(DEFAULT_PRESET if profile is None else profile)
     cost = device.cost_model()
+    capacity = device.kv_capacity_tokens if kv is None else kv
+    if capacity < page:
+        whose = f"profile {device.name}: kv_capacity_tokens" if kv is None else "--kv"
+        raise InputError(
+            f"{whose} {capacity}: less than one page of {page} tokens; raise it or lower --page"
+        )
     limits = Limits(
-        kv_capacity=kv or device.kv_capacity_tokens,
+        kv_capacity=capacity,
         slots=n,
         token_budget=token_budget,
         page=page,
@@ -150,6 +156,13 @@ def command(
     if explain is not None and not any(_explains(spec, cost, limits) for spec in specs):
         raise InputError("--explain needs a policy that accounts for itself; add --policy auto")
     table = traffic.table()
+    smallest = int((table.prompt + table.output).min()) - 1
+    if smallest > capacity // page * page:
+        raise InputError(
+            f"no request fits into the KV cache: the smallest needs {smallest:,} tokens for prompt "
+            f"and output, the cache holds {capacity // page * page:,}; give a larger --kv or "
+            "shorter requests"
+        )
 
     console = Console(stderr=json == STDOUT, highlight=False)
     shape = describe(table)

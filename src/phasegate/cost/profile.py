@@ -25,6 +25,8 @@ How = Literal["measured", "fitted to published results", "derived", "assumed"]
 
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _NonNegative = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
+_Seconds = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=3600)]
+_Slope = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-3600, le=3600)]
 _Text = Annotated[str, Field(min_length=1)]
 
 
@@ -36,16 +38,16 @@ class InterferenceConstants(_Strict):
     """Constants of `phasegate.cost.model.InterferenceCost` (seconds; THEORY section 1)."""
 
     kind: Literal["interference"] = "interference"
-    alpha_p: _NonNegative = Field(description="seconds per iteration without decodes")
-    alpha_d: _NonNegative = Field(description="seconds per iteration with decodes")
-    beta_p: _NonNegative = Field(description="seconds per prompt token")
-    b_d: _NonNegative = Field(description="seconds per decoding request")
-    k_d: _NonNegative = Field(description="seconds per context token of decoding requests")
-    kappa: Annotated[_Number, Field(ge=1)] = Field(
+    alpha_p: _Seconds = Field(description="seconds per iteration without decodes")
+    alpha_d: _Seconds = Field(description="seconds per iteration with decodes")
+    beta_p: _Seconds = Field(description="seconds per prompt token")
+    b_d: _Seconds = Field(description="seconds per decoding request")
+    k_d: _Seconds = Field(description="seconds per context token of decoding requests")
+    kappa: Annotated[_Number, Field(ge=1, le=1e6)] = Field(
         1.0, description="factor on decode attention in mixed iterations; 1 means no interference"
     )
-    beta_q: _NonNegative = Field(0.0, description="seconds per token^2 of prefill attention")
-    host: _NonNegative = Field(0.0, description="seconds between two iterations")
+    beta_q: _Seconds = Field(0.0, description="seconds per token^2 of prefill attention")
+    host: _Seconds = Field(0.0, description="seconds between two iterations")
 
     @model_validator(mode="after")
     def _iterations_take_time(self) -> InterferenceConstants:
@@ -57,15 +59,15 @@ class LinearConstants(_Strict):
     """Constants of `phasegate.cost.model.LinearCost` (seconds; arXiv 2606.00516)."""
 
     kind: Literal["linear"] = "linear"
-    alpha_p: _NonNegative = Field(description="seconds per prefill-only iteration")
-    beta_p: _NonNegative = Field(description="seconds per prompt token")
-    alpha_d: _NonNegative = Field(description="seconds per decode-only iteration")
-    beta_d: _NonNegative = Field(description="seconds per decoding request")
-    a: _NonNegative = Field(description="seconds per token of a mixed iteration at r = 0")
-    b: _Number = Field(description="its slope in the decode share r")
-    c: _NonNegative = Field(0.0, description="its curvature in r; convex")
-    alpha_m: _NonNegative = Field(0.0, description="seconds per mixed iteration")
-    host: _NonNegative = Field(0.0, description="seconds between two iterations")
+    alpha_p: _Seconds = Field(description="seconds per prefill-only iteration")
+    beta_p: _Seconds = Field(description="seconds per prompt token")
+    alpha_d: _Seconds = Field(description="seconds per decode-only iteration")
+    beta_d: _Seconds = Field(description="seconds per decoding request")
+    a: _Seconds = Field(description="seconds per token of a mixed iteration at r = 0")
+    b: _Slope = Field(description="its slope in the decode share r")
+    c: _Seconds = Field(0.0, description="its curvature in r; convex")
+    alpha_m: _Seconds = Field(0.0, description="seconds per mixed iteration")
+    host: _Seconds = Field(0.0, description="seconds between two iterations")
 
     @model_validator(mode="after")
     def _iterations_take_time(self) -> LinearConstants:
@@ -118,7 +120,7 @@ class Profile(_Strict):
     model: _Text = Field(description="name of the model")
     device: _Text = Field(description="name of the device")
     cost: Annotated[InterferenceConstants | LinearConstants, Field(discriminator="kind")]
-    kv_capacity_tokens: Annotated[int, Field(strict=True, gt=0)] = Field(
+    kv_capacity_tokens: Annotated[int, Field(strict=True, gt=0, le=1 << 50)] = Field(
         description="tokens that fit into the KV cache"
     )
     provenance: Provenance

@@ -59,7 +59,7 @@ class Generation:
         # Text piece by piece only where somebody looks at the pieces.
         watched = tokenizer is not None and (on_text is not None or bool(params.stop))
         self._detokenizer = Detokenizer(tokenizer) if tokenizer and watched else None
-        self._stop_text = StopText(params.stop)
+        self._stop_text = StopText(params.stop or ())
         self._on_text = on_text
         self._pieces: list[str] = []
         self._tokens_told = 0

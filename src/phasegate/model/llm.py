@@ -10,13 +10,15 @@ for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=32)):
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from phasegate.checks import text, whole_number
 from phasegate.cost.model import CostModel, InterferenceCost
 from phasegate.cost.profile import Profile, load_profile
 from phasegate.engine.clock import WallClock
@@ -29,7 +31,7 @@ from phasegate.model.measured import measure_costs
 from phasegate.model.params import SamplingParams
 from phasegate.model.runner import TorchRunner
 from phasegate.model.threads import set_threads
-from phasegate.policy.spec import build_policy, parse_spec
+from phasegate.policy.spec import build_policy, check_within, parse_spec
 from phasegate.scheduler.limits import Limits
 from phasegate.scheduler.request import Request
 from phasegate.scheduler.scheduler import Scheduler
@@ -39,6 +41,8 @@ Prompt = str | Sequence[int]
 
 Message = Mapping[str, str]
 """One turn of a chat: {"role": "user", "content": "..."}."""
+
+_MESSAGES = 'messages are {"role": "user", "content": "a text"}, in a list'
 
 _CALIBRATION_SECONDS = 3.0
 _WITHOUT_COST = frozenset({"static", "mixed", "exclusive"})
@@ -107,7 +111,14 @@ class LLM:
 
         Raises InputError (ModelError, PolicyError, ProfileError) with a line that says why.
         """
-        parse_spec(policy)
+        parse_spec(text("policy", policy))
+        for name, value in (("page", page), ("kv_tokens", kv_tokens), ("threads", threads)):
+            if value is not None:
+                whole_number(name, value)
+        wanted = Limits(kv_tokens or page, slots, token_budget, page)
+        check_within(policy, wanted)
+        if model is None or model == "":
+            raise InputError(f"model is {model!r}; name a folder, a .gguf file, a hub id or demo")
         if isinstance(profile, str | os.PathLike):
             profile = load_profile(os.fspath(profile))
         set_threads(threads)
@@ -142,6 +153,9 @@ class LLM:
             ModelError: a prompt is longer than the model or the KV cache can take.
         """
         several = _several(prompts)
+        given = [params] if params is None or isinstance(params, SamplingParams) else params
+        if not all(p is None or isinstance(p, SamplingParams) for p in given):
+            raise InputError("params holds something else than SamplingParams; give one per prompt")
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(several)
         if len(params) != len(several):
@@ -164,14 +178,10 @@ class LLM:
         prompts of them. Raises InputError if the model has none."""
         if self.tokenizer is None or not self.tokenizer.chat_template:
             raise InputError(f"{self.runner.loaded.name} has no chat template; use generate()")
-        chats: list[list[dict[str, str]]] = []
-        for entry in messages:
-            if not isinstance(entry, Mapping):
-                chats.append([dict(turn) for turn in entry])
-            elif chats:
-                chats[0].append(dict(entry))
-            else:
-                chats.append([dict(entry)])
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise InputError(f"messages is {messages!r}; {_MESSAGES}")
+        one = any(isinstance(entry, Mapping) for entry in messages)
+        chats = [[_turn(m) for m in chat] for chat in ([messages] if one else messages)]
         prompts = []
         for chat in chats:
             ids = self.tokenizer.apply_chat_template(
@@ -189,7 +199,11 @@ class LLM:
                 f"prompt {index} has {len(ids)} tokens, and {self.runner.loaded.name} takes "
                 f"{longest} with the output; shorten it"
             )
-        max_tokens = min(params.max_tokens, longest - len(ids))
+        most = longest - len(ids)
+        if params.max_tokens is None:
+            max_tokens = max(1, min(most, self.runner.kv_tokens - len(ids) + 1))
+        else:
+            max_tokens = min(params.max_tokens, most)
         if len(ids) + max_tokens - 1 > self.runner.kv_tokens:
             raise ModelError(
                 f"prompt {index} has {len(ids)} tokens and max_tokens is {max_tokens}, but the KV "
@@ -209,9 +223,11 @@ class LLM:
             )
         if isinstance(prompt, str):
             assert self.tokenizer is not None
-            ids = list(self.tokenizer(prompt)["input_ids"])
+            ids = list(self.tokenizer(text(f"prompt {index}", prompt))["input_ids"])
         else:
-            ids = list(prompt)
+            if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | Mapping):
+                raise InputError(f"prompt {index} is {prompt!r}; it must be a text or token ids")
+            ids = [whole_number(f"a token id of prompt {index}", i, 0) for i in prompt]
             size = self.runner.loaded.model.config.get_text_config().vocab_size
             wrong = next((i for i in ids if not 0 <= i < size), None)
             if wrong is not None:
@@ -277,10 +293,26 @@ class LLM:
         return Engine(policy, Scheduler(self.limits), self.runner, WallClock())
 
 
+def _turn(message: Any) -> dict[str, str]:
+    """A turn of a chat; content in parts, as in the OpenAI API, is put together."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) == len(content):
+            content = "".join(texts)
+    if not isinstance(content, str) or not isinstance(message.get("role"), str):
+        raise InputError(f"a message is {str(message)[:60]}; {_MESSAGES}")
+    return {**message, "content": text("content", content)}
+
+
 def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """A list of prompts, also if it is only one."""
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        shown = repr(prompts)[:60]
+        raise InputError(f"prompts is {shown}; it must be a list of texts or of lists of token ids")
     if prompts and isinstance(prompts[0], int):
         return [prompts]  # type: ignore[list-item]
     return prompts  # type: ignore[return-value]

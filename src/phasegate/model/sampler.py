@@ -84,7 +84,7 @@ class _Group:
         self._seeds = np.array([row.seed for row in self._rows], np.uint64)
         self._temperature = self._column([p.temperature for p in params])
         self._limits_p = any(p.top_p < 1.0 for p in params)
-        self._top_p = self._column([p.top_p for p in params])
+        self._top_p = self._column([max(p.top_p, 1e-6) for p in params])
         ks = [max(p.top_k, 0) for p in params]
         self._limits_k = any(ks)
         self._largest_k = max(ks) if all(ks) else 0

@@ -36,7 +36,9 @@ def explain(rule: MarginalRule, guard: Guard) -> list[str]:
 
 
 def _admission(rule: MarginalRule, choice: Choice) -> str:
-    peak = rule.admission.peak
+    if not choice.waiting:
+        return "nobody waits to be admitted"
+    peak = max(rule.admission.peak, choice.context)
     return (
         f"{choice.fit} of those waiting can be admitted; KV of the running ones is expected to "
         f"peak at {peak:,.0f} tokens, the last one takes a risk of {rule.admission.risk:.1%} to be "
@@ -64,11 +66,13 @@ def _costs(choice: Choice) -> list[str]:
 
 def _traffic(rule: MarginalRule, choice: Choice) -> str:
     monitor = rule.monitor
+    outputs = f"outputs of {monitor.mean_output:.0f} tokens on average"
+    if not monitor.completions:
+        outputs = (
+            f"outputs are taken to have {monitor.mean_output:.0f} tokens, since none ended yet"
+        )
     loop = "clients wait for answers (closed loop)" if choice.closed else "requests come freely"
-    return (
-        f"traffic: prompts of {monitor.mean_prompt:.0f} and outputs of {monitor.mean_output:.0f} "
-        f"tokens on average; {loop}"
-    )
+    return f"traffic: prompts of {monitor.mean_prompt:.0f} tokens on average, {outputs}; {loop}"
 
 
 def _learned(rule: MarginalRule) -> str:

@@ -305,6 +305,8 @@ def parse_spec(spec: str) -> tuple[str, Values]:
         raise PolicyError(
             f"policy {name!r} is unknown;{_guess(name, POLICIES)} choose from {', '.join(POLICIES)}"
         )
+    if spec.strip().endswith(":"):
+        raise PolicyError(f"policy {spec!r}: no option behind the colon; leave it out")
     options = POLICIES[name].options
     values: Values = {}
     for item in rest.split(",") if rest.strip() else ():

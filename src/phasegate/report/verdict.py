@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from phasegate.errors import PolicyError
+from phasegate.policy.spec import parse_spec
 from phasegate.report.metrics import BY_PATH, duration, figures
 from phasegate.report.summary import RunSummary
 
@@ -131,8 +133,27 @@ def _caveats(run: RunSummary) -> str:
         if count:
             were = "was" if count == 1 else "were"
             text += f" {count:,} of {requests['submitted']:,} requests {were} {word}."
+    text += _missed(run)
     if run["preemptions"] and run["preemptions"] > 0.01 * requests["submitted"]:
         text += f" It preempted {run['preemptions']:,} times: the KV cache is short."
+    return text
+
+
+def _missed(run: RunSummary) -> str:
+    """Says so when a latency target of the policy was not kept."""
+    try:
+        targets = parse_spec(run["policy"])[1]
+    except PolicyError:  # another engine's own scheduler
+        return ""
+    text = ""
+    for option, name, path in (("itl", "ITL P99", "itl_s.p99"), ("ttft", "TTFT P99", "ttft_s.p99")):
+        reached = BY_PATH[path].read(run)
+        try:
+            target = float(str(targets.get(option)))
+        except ValueError:  # none, or one for each priority class
+            continue
+        if reached is not None and reached > target:
+            text += f" It misses its target: {name} {duration(reached)}, wanted {duration(target)}."
     return text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from phasegate.checks import whole_number
 from phasegate.errors import InputError
 
 
@@ -33,9 +34,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("kv_capacity", "slots", "token_budget", "page"):
-            value = getattr(self, name)
-            if value < 1:
-                raise InputError(f"{name} is {value}; it must be at least 1")
+            whole_number(name, getattr(self, name))
         if self.kv_capacity < self.page:
             raise InputError(
                 f"kv_capacity is {self.kv_capacity} tokens, less than one page of {self.page}; "

@@ -14,6 +14,9 @@ from phasegate.workload.table import RequestTable
 
 Raw = TypeVar("Raw")
 
+MAX_TIME = 1e15
+"""Largest time in a trace, in its own unit: in it, a float tells seconds apart."""
+
 # Compared by identity, which is fast and keeps out bool.
 _PLAIN = (str, int)
 _NUMERIC = (str, int, float)
@@ -125,6 +128,8 @@ def seconds(field: str, value: Any) -> float:
         number = float(value)
         if number - number != 0.0:  # inf and nan
             raise ValueError
+        if abs(number) > MAX_TIME:
+            raise BadRowError(f"{field} is {_shown(value)}, beyond any clock ({MAX_TIME:g})")
     except (ValueError, OverflowError):
         raise BadRowError(f"{field} is {_shown(value)}, not a number") from None
     return number
