@@ -16,8 +16,9 @@ from phasegate.model.demo import demo_model
 )
 def test_a_fresh_machine_converts_the_demo_model_and_it_answers(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PHASEGATE_CACHE", str(tmp_path))
-    assert demo_model() == str(tmp_path / "SmolLM2-135M-Instruct")
-    assert [folder.name for folder in tmp_path.iterdir()] == ["SmolLM2-135M-Instruct"]
+    folder = tmp_path / "SmolLM2-135M-Instruct-float32"
+    assert demo_model() == str(folder)
+    assert list(tmp_path.iterdir()) == [folder], "nothing half-written is left"
     llm = LLM("demo", policy="mixed", device="cpu", slots=2, kv_tokens=1024)
     (answer,) = llm.chat(
         [{"role": "user", "content": "What is the capital of France?"}],

@@ -56,20 +56,28 @@ def test_later_looks_are_rare_and_rarer_the_clearer_the_difference() -> None:
 
 
 def test_a_look_comes_when_it_is_a_small_share_of_the_time() -> None:
-    """A refill takes 1 s: a look that costs 0.1 s is due every 67 of them."""
+    """A refill takes 1 s: a look that costs 0.1 s is due every 84 of them."""
     _, exploration = experienced()
     refill = Refill(0.005, 0.105)
     looks = [r for r in range(300) if exploration.other_mode(refill, 1e-6, True, float(r))]
-    assert np.diff(looks).tolist() == [67] * (len(looks) - 1)
+    assert np.diff(looks).tolist() == [84] * (len(looks) - 1)
 
 
 def test_a_surprise_is_looked_into_at_once_but_not_for_ever() -> None:
+    """The other mode was better than expected: of late, or just the last time."""
+    for sign in ("drift", "surprise"):
+        cost, exploration = experienced()
+        setattr(cost, sign, lambda kind: -3.0 if kind == MIXED else 0.0)
+        refill = Refill(0.005, 0.105)
+        looks = [exploration.other_mode(refill, 1e-6, True, 0.0) for _ in range(100)]
+        assert sum(looks) == sum(looks[:16]) == 16
+        assert not exploration.other_mode(Refill(0.105, 0.005), 1e-6, False, 0.0)
+
+
+def test_worse_than_expected_is_no_reason_to_look_again() -> None:
     cost, exploration = experienced()
-    cost.drift = lambda kind: 2.0 if kind == MIXED else 0.0  # type: ignore[method-assign]
-    refill = Refill(0.005, 0.105)
-    looks = [exploration.other_mode(refill, 1e-6, True, 0.0) for _ in range(100)]
-    assert sum(looks) == sum(looks[:8]) == 8
-    assert not exploration.other_mode(Refill(0.105, 0.005), 1e-6, False, 0.0)
+    cost.drift = cost.surprise = lambda kind: 3.0  # type: ignore[method-assign]
+    assert not any(exploration.other_mode(Refill(0.005, 0.1), 1e-6, True, 0.0) for _ in range(100))
 
 
 def test_small_slices_now_and_then() -> None:

