@@ -288,14 +288,14 @@ PARTS: dict[str, Callable[[argparse.Namespace, Hindsight], list[str]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("parts", nargs="*", default="all", choices=[*PARTS, "all"])
     parser.add_argument("--prior", default="wrong", choices=("wrong", "none"))
     parser.add_argument("--cells", type=int, default=1, help="take every N-th cell")
     parser.add_argument("--cache", type=Path, help="file that keeps runs of fixed settings")
     parser.add_argument("--write", type=Path, help="folder for the tables, one file each")
     args = parser.parse_args()
     hindsight = Hindsight(args.cache)
-    for part in args.parts:
+    for part in PARTS if "all" in args.parts else args.parts:
         lines = PARTS[part](args, hindsight)
         print(f"\n## {part}\n", *lines, sep="\n")
         if args.write is not None:

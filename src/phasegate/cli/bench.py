@@ -60,7 +60,7 @@ from phasegate.vllm_engine import STOCK
 from phasegate.workload.describe import describe
 from phasegate.workload.source import source_of
 
-DEFAULT_POLICIES = ("mixed", "exclusive:k=1", "threshold", "hybrid")
+DEFAULT_POLICIES = ("mixed", "exclusive:k=1", "threshold", "hybrid", "auto")
 DEFAULT_VLLM_POLICIES = (STOCK, "hybrid", "auto")
 DEFAULT_WORKLOAD = "prompt=96,output=48,prompt_dist=lognormal:0.8,output_dist=lognormal:0.8"
 DEFAULT_REQUESTS = 96
