@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from policy_worlds import RTX
 
 from phasegate.cost.online import MIXED, PREFILL, OnlineCost, Prior
@@ -63,20 +64,21 @@ def test_a_look_comes_when_it_is_a_small_share_of_the_time() -> None:
     assert np.diff(looks).tolist() == [84] * (len(looks) - 1)
 
 
-def test_a_surprise_is_looked_into_at_once_but_not_for_ever() -> None:
+@pytest.mark.parametrize("sign", ["drift", "surprise"])
+def test_a_surprise_is_looked_into_at_once_but_not_for_ever(sign: str) -> None:
     """The other mode was better than expected: of late, or just the last time."""
-    for sign in ("drift", "surprise"):
-        cost, exploration = experienced()
-        setattr(cost, sign, lambda kind: -3.0 if kind == MIXED else 0.0)
-        refill = Refill(0.005, 0.105)
-        looks = [exploration.other_mode(refill, 1e-6, True, 0.0) for _ in range(100)]
-        assert sum(looks) == sum(looks[:16]) == 16
-        assert not exploration.other_mode(Refill(0.105, 0.005), 1e-6, False, 0.0)
-
-
-def test_worse_than_expected_is_no_reason_to_look_again() -> None:
     cost, exploration = experienced()
-    cost.drift = cost.surprise = lambda kind: 3.0  # type: ignore[method-assign]
+    setattr(cost, sign, lambda kind: -3.0 if kind == MIXED else 0.0)
+    refill = Refill(0.005, 0.105)
+    looks = [exploration.other_mode(refill, 1e-6, True, 0.0) for _ in range(100)]
+    assert sum(looks) == sum(looks[:16]) == 16
+    assert not exploration.other_mode(Refill(0.105, 0.005), 1e-6, False, 0.0)
+
+
+@pytest.mark.parametrize("sign", ["drift", "surprise"])
+def test_worse_than_expected_is_no_reason_to_look_again(sign: str) -> None:
+    cost, exploration = experienced()
+    setattr(cost, sign, lambda kind: 3.0)
     assert not any(exploration.other_mode(Refill(0.005, 0.1), 1e-6, True, 0.0) for _ in range(100))
 
 

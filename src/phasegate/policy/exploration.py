@@ -3,7 +3,7 @@
 An exclusive policy never sees a mixed iteration, and a full server never sees a small batch. So
 the first requests of a burst are let in on a ladder (1, 4, 16, 64, by turns exclusive and
 mixed, with a few decode iterations after each), which tells fixed costs from those per token.
-Later one refill in 32 to 256 begins with one iteration of the other mode, or with a small slice:
+Later one refill in 2 to 256 begins with one iteration of the other mode, or with a small slice:
 as soon as the difference between the modes is a small share of the time since the last look; more
 often as long as that difference is within its own error, where a look costs as little. A look
 that goes better than expected is followed by others, at once: the engine may have changed. No
